@@ -23,7 +23,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
-from baton.router.placement.registry import POLICIES
+from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 
 _PORT = click.IntRange(0, 65535)

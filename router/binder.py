@@ -6,13 +6,13 @@ from baton.api.admission.admission_queue import QueuePlace
 from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.router.live_requests import LiveRequest, LiveRequests
+from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.notifier import Notifier
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.placer import Placer
-from baton.router.rank_session import RankSession
-from baton.router.rank_sessions import RankSessions
-from baton.router.worker_table import WorkerTable
+from baton.router.sessions.live_requests import LiveRequest, LiveRequests
+from baton.router.sessions.rank_session import RankSession
+from baton.router.sessions.rank_sessions import RankSessions
 
 
 class Binder:

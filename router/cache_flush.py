@@ -9,7 +9,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import FlushCacheRequest
-from baton.router.worker_table import Worker
+from baton.router.cluster_view.worker_table import Worker
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.role import Role
 from baton.proto.worker_pb2 import OwnerCount
-from baton.router.worker_table import Worker
+from baton.router.cluster_view.worker_table import Worker
 
 
 def worker_info(

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from baton.core.role import ROUTED_ROLES, Role
+from baton.router.cluster_view.worker_table import Worker
 from baton.router.metric_factory import RouterMetricFactory
-from baton.router.worker_table import Worker
 
 
 class ClusterMetrics:

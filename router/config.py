@@ -16,7 +16,7 @@ from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.telemetry import Telemetry
 from baton.router.dump.request_dump import DumpOptions
-from baton.router.placement.registry import POLICIES
+from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
 from baton.text.model_folder import model_name

@@ -3,8 +3,8 @@
 from baton.api.admission.admission_queue import AdmissionQueue
 from baton.core.role import Role
 from baton.proto.worker_pb2 import Demand
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.placer import Placer
-from baton.router.worker_table import Worker, WorkerTable
 
 
 class Demands:

@@ -9,8 +9,8 @@ from grpc_health.v1.health import aio as health_aio
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.proto import worker_pb2_grpc
+from baton.router.cluster_view.registry import RegistryServicer
 from baton.router.config import RouterConfig
-from baton.router.registry import RegistryServicer
 from baton.rpc.access import AccessInterceptor
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials

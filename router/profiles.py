@@ -22,7 +22,7 @@ from baton.proto.worker_pb2 import (
     StopProfileReply,
     StopProfileRequest,
 )
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from baton.core.finish import Finished
 from baton.proto.common_pb2 import TraceContext as TraceContextMessage
-from baton.router.worker_table import Worker
+from baton.router.cluster_view.worker_table import Worker
 from baton.rpc.tracing import TraceContext, TraceSpan, Tracing
 
 

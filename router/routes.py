@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from baton.router.cluster_info import metrics_path, scrape_targets
-from baton.router.worker_table import WorkerTable
+from baton.router.cluster_view.worker_table import WorkerTable
 
 
 def router_routes(

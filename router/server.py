@@ -28,6 +28,9 @@ from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
+from baton.router.cluster_view.registry import RegistryServicer
+from baton.router.cluster_view.worker_pages import WorkerPages
+from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.config import RouterConfig
 from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
@@ -36,12 +39,9 @@ from baton.router.health import watch_health
 from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.profiles import profile_routes
-from baton.router.rank_session import SessionOptions
-from baton.router.registry import RegistryServicer
 from baton.router.routes import router_routes
 from baton.router.service import RouterBackend
-from baton.router.worker_pages import WorkerPages
-from baton.router.worker_table import WorkerTable
+from baton.router.sessions.rank_session import SessionOptions
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
 from baton.rpc.identity import ProcessRole

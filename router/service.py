@@ -15,27 +15,27 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.role import Role
-from baton.router.admission.recalls import Recalls
-from baton.router.answer_stream import AnswerStream
 from baton.router.binder import Binder
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.router.config import RouterConfig
 from baton.router.demands import Demands
 from baton.router.dump.request_dump import RequestDump
 from baton.router.explain.explanations import Explanations
-from baton.router.explain.request_history import LEFT, LOST, RETURNED, PlacedAttempt
-from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.placer import Placer
 from baton.router.placement.prefill_here import PrefillHere
-from baton.router.rank_session import RankSession, SessionOptions
-from baton.router.rank_sessions import RankSessions
 from baton.router.request_trace import RequestTrace
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.router.sessions.answer_stream import AnswerStream
+from baton.router.sessions.live_requests import LiveRequest, LiveRequests, stopping
+from baton.router.sessions.rank_session import RankSession, SessionOptions
+from baton.router.sessions.rank_sessions import RankSessions
+from baton.router.sessions.recalls import Recalls
+from baton.router.sessions.request_history import LEFT, LOST, RETURNED, PlacedAttempt
 from baton.rpc.tracing import Tracing
 
 log = logging.getLogger(__name__)

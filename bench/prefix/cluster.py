@@ -15,10 +15,10 @@ from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, WorkerStatus
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 from baton.worker.snapshot_feed import SnapshotFeed
 

@@ -15,7 +15,7 @@ from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.bench.prefix.cluster import Placed, PlacedReplay
 from baton.bench.prefix.replay import Replay, Replayed
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest, read
-from baton.router.placement.registry import POLICIES
+from baton.router.policies.registry import POLICIES
 
 MODEL_GRID = 256  # tokens, the chunk of Nemotron-Nano-9B-v2
 SIZES = PrefixBytes(state=143_600_000, kv=16_384)

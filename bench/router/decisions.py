@@ -11,10 +11,10 @@ from baton.engine.layout.owners import Owner
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, OwnerCount, WorkerReport, WorkerStatus
+from baton.router.cluster_view.state_index import MOST_PREFIXES, StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
-from baton.router.state_index import MOST_PREFIXES, StateIndex
-from baton.router.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 256

@@ -6,11 +6,11 @@ from typing import Any
 
 from baton.core.role import Role
 from baton.proto.common_pb2 import PromptSource
-from baton.router.explain.eviction_log import LostState
-from baton.router.explain.request_history import PlacedAttempt, RequestHistory
+from baton.router.cluster_view.eviction_log import LostState
 from baton.router.placement.decision import Decision
 from baton.router.placement.prefill_here import rank_s
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
+from baton.router.sessions.request_history import PlacedAttempt, RequestHistory
 
 MOST_LOSSES = 32
 """Lost states of one explanation: the longest prefix that each worker lost last."""

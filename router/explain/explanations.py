@@ -8,10 +8,10 @@ from collections.abc import Callable
 from baton.api.errors import shorten
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.router.explain.eviction_log import EvictionLog
+from baton.router.cluster_view.eviction_log import EvictionLog
 from baton.router.explain.explanation import JsonObject, explanation
-from baton.router.explain.request_history import RequestHistory
-from baton.router.live_requests import LiveRequest, LiveRequests
+from baton.router.sessions.live_requests import LiveRequest, LiveRequests
+from baton.router.sessions.request_history import RequestHistory
 
 MOST_REQUESTS = 256
 MOST_TOKENS = 1 << 22

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from baton.proto.common_pb2 import StateAt
-from baton.router.expected_states import Leaves
+from baton.router.cluster_view.expected_states import Leaves
+from baton.router.cluster_view.worker_table import Worker
 from baton.router.placement.decision import Decision
-from baton.router.worker_table import Worker
 
 
 class Assignment(NamedTuple):

@@ -1,6 +1,6 @@
 """The load that one request puts on its workers."""
 
-from baton.router.expected_states import Expected
+from baton.router.cluster_view.expected_states import Expected
 from baton.router.placement.placed_load import PlacedLoad
 
 

@@ -10,19 +10,19 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
-from baton.router.admission.places import Places
-from baton.router.expected_states import leaves
+from baton.router.cluster_view.expected_states import leaves
+from baton.router.cluster_view.queued_prefixes import QueuedPrefixes
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.columns import Columns, prompt_tokens
 from baton.router.placement.decision import Decision, WantedWorkers
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
+from baton.router.placement.places import Places
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
-from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
-from baton.router.queued_prefixes import QueuedPrefixes
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PromptPrefixes
 
 PREFILL_FALLBACKS = 2

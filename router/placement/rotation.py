@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from baton.core.role import Role
+from baton.router.cluster_view.worker_table import id_order
 from baton.router.placement.view import RoleView
-from baton.router.worker_table import id_order
 
 
 class Rotation:

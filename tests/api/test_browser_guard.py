@@ -20,8 +20,8 @@ from baton.api.server.http_server import HttpServer
 from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.core.loopback import is_loopback
+from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.routes import router_routes
-from baton.router.worker_table import WorkerTable
 
 LOOPBACK = BrowserPolicy.of_server("127.0.0.1", (), (), keys=False)
 FRIEND = "https://friend.example"

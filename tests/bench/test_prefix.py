@@ -14,7 +14,7 @@ from baton.bench.prefix.cluster import PlacedReplay
 from baton.bench.prefix.prefix import SIZES, TRACE_GRID, prefix
 from baton.bench.prefix.replay import Replay, Replayed
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
-from baton.router.placement.registry import POLICIES
+from baton.router.policies.registry import POLICIES
 
 PAGE = 64
 CAUSES = ("not_begun", "no_snapshot", "evicted", "elsewhere")

@@ -11,7 +11,7 @@ from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.proto import common_pb2
 from baton.proto.worker_pb2 import RequestTokens
-from baton.router.answer_stream import MAX_JOINED_TOKENS, AnswerStream
+from baton.router.sessions.answer_stream import MAX_JOINED_TOKENS, AnswerStream
 
 
 def stream() -> AnswerStream:

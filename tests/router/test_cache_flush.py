@@ -8,7 +8,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto.common_pb2 import UNAVAILABLE, Error
 from baton.router.cache_flush import flush_all
-from baton.router.worker_table import WorkerTable
+from baton.router.cluster_view.worker_table import WorkerTable
 
 
 async def test_every_worker_is_flushed_and_a_failure_does_not_spare_the_others() -> None:

@@ -7,7 +7,7 @@ from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import PlanPart, WorkerStatus
 from baton.router.cluster_info import worker_info
-from baton.router.worker_table import Details, WorkerTable
+from baton.router.cluster_view.worker_table import Details, WorkerTable
 
 
 def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None:

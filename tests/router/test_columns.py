@@ -6,9 +6,9 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.placement.columns import Columns
 from baton.router.placement.placed_load import PlacedLoad
-from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
 FIELDS = (

@@ -4,9 +4,9 @@ import pytest
 
 from baton.proto.common_pb2 import PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.router.expected_states import ExpectedStates, leaves
-from baton.router.prefix_lengths import PrefixLengths
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.expected_states import ExpectedStates, leaves
+from baton.router.cluster_view.prefix_lengths import PrefixLengths
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 4

@@ -22,10 +22,10 @@ from baton.deploy.terminal.explanation_text import explanation_lines
 from baton.proto import inference_pb2
 from baton.proto.common_pb2 import PromptSource, StateFetch
 from baton.proto.worker_pb2 import CacheReport, RequestTokens, StartRequest
-from baton.router.explain.eviction_log import EvictionLog, Loss, LostState
+from baton.router.cluster_view.eviction_log import EvictionLog, Loss, LostState
 from baton.router.explain.explanations import Explanations
-from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.request_times import RequestTimes
+from baton.router.sessions.live_requests import LiveRequest, LiveRequests
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 SOURCE = PromptSource(reader="p1", state_tokens=16, kv_tokens=32, rank_kv_tokens=8,

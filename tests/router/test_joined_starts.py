@@ -11,8 +11,8 @@ from router_neighbours import Cluster
 from baton.proto.common_pb2 import Heartbeat
 from baton.proto.version import PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CancelRequest, RouterMessage, StartRequest
-from baton.router.joined_starts import MOST_TOKENS, join_starts
-from baton.router.rank_session import RankSession
+from baton.router.sessions.joined_starts import MOST_TOKENS, join_starts
+from baton.router.sessions.rank_session import RankSession
 
 
 def tokens_of(start: StartRequest) -> int:

@@ -6,8 +6,8 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
-from baton.router.live_requests import LiveRequest
 from baton.router.request_times import RequestTimes
+from baton.router.sessions.live_requests import LiveRequest
 
 
 def live(*output_ids: int) -> LiveRequest:

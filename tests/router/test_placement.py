@@ -13,15 +13,15 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
 from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere
-from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 PROMPT = (1, 2, 3, 4, 5)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 import baton.router.policies as folder
 from baton.core.role import Role
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.worker_table import id_order
 from baton.router.placement.links import LinkTable
 from baton.router.placement.policy import RolePolicy
-from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 from baton.router.policies.least_load import LeastLoad
 from baton.router.policies.power_of_two import PowerOfTwo
 from baton.router.policies.prefix_aware import AFFINITY, PAIRED, UNCACHED, PrefixAware
 from baton.router.policies.random_choice import RandomChoice
+from baton.router.policies.registry import POLICIES
 from baton.router.policies.round_robin import RoundRobin
-from baton.router.worker_table import id_order
 
 
 @st.composite

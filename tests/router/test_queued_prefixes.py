@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.router.queued_prefixes import FINE, MOST_JUNCTIONS, QueuedPrefixes, depths
+from baton.router.cluster_view.queued_prefixes import FINE, MOST_JUNCTIONS, QueuedPrefixes, depths
 from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 4

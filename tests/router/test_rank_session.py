@@ -10,8 +10,8 @@ from certificates import router
 from baton.core.errors import PeerLostError
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.router.rank_session import RankSession, SessionOptions
-from baton.router.worker_table import WorkerTable
+from baton.router.cluster_view.worker_table import WorkerTable
+from baton.router.sessions.rank_session import RankSession, SessionOptions
 
 DEADLINE_S = 30.0
 

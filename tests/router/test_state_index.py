@@ -18,8 +18,8 @@ from baton.proto import common_pb2
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, RequestTokens, StartRequest
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 

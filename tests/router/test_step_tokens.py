@@ -11,7 +11,7 @@ from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.proto.inference_pb2 import GenerateReply
 from baton.proto.worker_pb2 import RankMessage, StartRequest, StepTokens
-from baton.router.rank_session import RankSession
+from baton.router.sessions.rank_session import RankSession
 
 
 def ids_of(replies: list[GenerateReply]) -> list[int]:

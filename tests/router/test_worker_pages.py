@@ -12,8 +12,8 @@ from router_neighbours import Cluster
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.router.worker_pages import WorkerPages
-from baton.router.worker_table import WorkerTable
+from baton.router.cluster_view.worker_pages import WorkerPages
+from baton.router.cluster_view.worker_table import WorkerTable
 
 SHORT_S = 0.2
 

@@ -8,7 +8,7 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
-from baton.router.worker_table import Change, WorkerTable
+from baton.router.cluster_view.worker_table import Change, WorkerTable
 from baton.rpc.handshake import ABSENT
 from baton.rpc.lease import TICKS_PER_LEASE
 

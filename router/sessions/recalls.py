@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from baton.router.admission.places import Places
-from baton.router.answer_stream import AnswerStream
-from baton.router.live_requests import LiveRequest
 from baton.router.placement.assignment import Assignment
-from baton.router.rank_session import RankSession
+from baton.router.placement.places import Places
+from baton.router.sessions.answer_stream import AnswerStream
+from baton.router.sessions.live_requests import LiveRequest
+from baton.router.sessions.rank_session import RankSession
 
 LOOK_S = 0.1
 """Between two looks: a worker that joins has its first requests within two or three."""

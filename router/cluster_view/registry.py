@@ -11,8 +11,8 @@ import grpc
 from baton.core.errors import ROUTER, BatonError, PeerLostError, RequestError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import Demand, RegistryReply, WorkerReport
-from baton.router.state_index import StateIndex
-from baton.router.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.rpc.access import check_claim
 from baton.rpc.errors import error_of
 from baton.rpc.streams import first_of

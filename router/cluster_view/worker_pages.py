@@ -9,7 +9,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, PeerLostError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import MetricsRequest
-from baton.router.worker_table import Change, WorkerTable
+from baton.router.cluster_view.worker_table import Change, WorkerTable
 from baton.rpc.credentials import Credentials
 from baton.rpc.peer_channels import PeerChannels
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection
 
-from baton.router.prefix_lengths import PrefixLengths
-from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.router.cluster_view.prefix_lengths import PrefixLengths
+from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 
 _Start = tuple[str, int]  # a worker's id and incarnation

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
 from baton.proto.worker_pb2 import CacheReport
-from baton.router.expected_states import ExpectedStates
-from baton.router.explain.eviction_log import EvictionLog, Loss
-from baton.router.prefix_lengths import PrefixLengths
-from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.router.cluster_view.eviction_log import EvictionLog, Loss
+from baton.router.cluster_view.expected_states import ExpectedStates
+from baton.router.cluster_view.prefix_lengths import PrefixLengths
+from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 MOST_PREFIXES = 1 << 20

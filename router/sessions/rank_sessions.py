@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from baton.core.role import Role
 from baton.proto.common_pb2 import WorkerIdentity
-from baton.router.rank_session import RankSession, SessionOptions
-from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
+from baton.router.sessions.rank_session import RankSession, SessionOptions
 
 log = logging.getLogger(__name__)
 

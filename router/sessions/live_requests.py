@@ -12,11 +12,11 @@ from baton.core.errors import ROUTER, ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
-from baton.router.answer_stream import AnswerStream
-from baton.router.explain.request_history import PlacedAttempt, RequestHistory
+from baton.router.cluster_view.worker_table import Worker
 from baton.router.request_times import RequestTimes
 from baton.router.request_trace import RequestTrace
-from baton.router.worker_table import Worker
+from baton.router.sessions.answer_stream import AnswerStream
+from baton.router.sessions.request_history import PlacedAttempt, RequestHistory
 from baton.rpc.convert import sampling_to_proto
 from baton.text.prefix_digest import PromptPrefixes
 

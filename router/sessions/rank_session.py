@@ -23,9 +23,9 @@ from baton.proto.worker_pb2 import (
     StartRequest,
     StepTokens,
 )
-from baton.router.answer_stream import AnswerStream
-from baton.router.joined_starts import JOINS_MINOR, join_starts
-from baton.router.worker_table import Worker
+from baton.router.cluster_view.worker_table import Worker
+from baton.router.sessions.answer_stream import AnswerStream
+from baton.router.sessions.joined_starts import JOINS_MINOR, join_starts
 from baton.rpc.channel_options import SESSION_OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.handshake import check_identity, check_version
