@@ -12,7 +12,7 @@ from baton.core.logs import LogFormat
 from baton.core.telemetry import Telemetry
 from baton.deploy.errors import StartError
 from baton.router.dump.request_dump import DEFAULT_MB, DumpOptions
-from baton.rpc.tracing import check_endpoint
+from baton.rpc.trace_endpoint import check_endpoint
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _DUMP = (

@@ -45,7 +45,7 @@ from baton.router.sessions.rank_session import SessionOptions
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
 from baton.rpc.identity import ProcessRole
-from baton.rpc.tracing import open_tracing
+from baton.rpc.trace_endpoint import open_tracing
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 

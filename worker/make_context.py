@@ -10,7 +10,7 @@ from baton.engine.engine import Engine
 from baton.engine.layout.device import use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.rpc.tracing import open_tracing
+from baton.rpc.trace_endpoint import open_tracing
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.rank_memory import RankMemory
