@@ -29,6 +29,7 @@ from baton.router.notifier import Notifier
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.placer import Placer
 from baton.router.placement.prefill_here import PrefillHere
+from baton.router.policies.registry import POLICIES
 from baton.router.request_trace import RequestTrace
 from baton.router.sessions.answer_stream import AnswerStream
 from baton.router.sessions.live_requests import LiveRequest, LiveRequests, stopping
@@ -79,7 +80,7 @@ class RouterBackend:
             table,
             self.states,
             lambda worker: self._ranks.session(worker) is not None,
-            config.policy,
+            POLICIES[config.policy](),
             prefill_here=PrefillHere(config.prefill_here),
         )
         self._queue = AdmissionQueue(

@@ -19,6 +19,7 @@ from baton.router.cluster_view.state_index import StateIndex
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
+from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PromptPrefixes
 from baton.worker.snapshot_feed import SnapshotFeed
 
@@ -92,7 +93,7 @@ class PlacedReplay:
         """tokens_s: tokens a second that a worker computes. grid: where snapshots may lie."""
         self._table = WorkerTable(_LEASE_S, lambda: 0.0)
         self._states = StateIndex(self._table)
-        self._placer = Placer(self._table, self._states, lambda worker: True, policy)
+        self._placer = Placer(self._table, self._states, lambda worker: True, POLICIES[policy]())
         self._tokens_s = tokens_s
         settings = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
                     "mamba_checkpoint_grid": str(grid)}  # fmt: skip

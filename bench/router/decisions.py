@@ -15,6 +15,7 @@ from baton.router.cluster_view.state_index import MOST_PREFIXES, StateIndex
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
+from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 256
@@ -44,7 +45,7 @@ class Decisions:
         self._rng = rng
         self._table = WorkerTable(1e9, lambda: 0.0)
         self.states = StateIndex(self._table)
-        self._placer = Placer(self._table, self.states, lambda worker: True, policy)
+        self._placer = Placer(self._table, self.states, lambda worker: True, POLICIES[policy]())
         self._workers = [self._join(number) for number in range(workers)]
         self._caches = {
             each.worker_id: deque(self._digests(prefixes // workers)) for each in self._workers

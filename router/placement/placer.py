@@ -20,9 +20,9 @@ from baton.router.placement.decision import Decision, WantedWorkers
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.places import Places
+from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
-from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PromptPrefixes
 
 PREFILL_FALLBACKS = 2
@@ -42,20 +42,20 @@ class Placer:
         table: WorkerTable,
         states: StateIndex,
         reachable: Callable[[Worker], bool],
-        policy: str,
+        policy: Policy,
         prefill_fallbacks: int = PREFILL_FALLBACKS,
         prefill_here: PrefillHere = NEVER_HERE,
     ) -> None:
         """
         reachable: returns True for a decode rank on which requests can be started now.
-        policy: a name of `POLICIES`.
+        policy: chooses the workers; used by this placer alone.
         prefill_fallbacks: prefill workers to name besides the first.
         prefill_here: when ranks compute prompts.
         """
         self._table = table
         self._states = states
         self._reachable = reachable
-        self._policy = POLICIES[policy]()
+        self._policy = policy
         self._max_prefills = 1 + prefill_fallbacks
         self._prefill_here = prefill_here
         self._load = PlacedLoad()

@@ -22,6 +22,7 @@ from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.policies.registry import POLICIES
+from baton.router.policies.round_robin import RoundRobin
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 PROMPT = (1, 2, 3, 4, 5)
@@ -48,7 +49,9 @@ class Setup:
                 )
                 self.workers[worker.worker_id] = worker
         self.states = StateIndex(self.table)
-        self.placer = Placer(self.table, self.states, self.reachable, policy, prefill_fallbacks=1)
+        self.placer = Placer(
+            self.table, self.states, self.reachable, POLICIES[policy](), prefill_fallbacks=1
+        )
 
     def cut(self, name: str) -> None:
         self.cut_off.add(name)
@@ -228,17 +231,14 @@ class Recorder(Policy):
         return self.placement
 
 
-def recorded(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, placement: Placement
-) -> tuple[Placer, Recorder]:
+def recorded(setup: Setup, placement: Placement) -> tuple[Placer, Recorder]:
     policy = Recorder(placement)
-    monkeypatch.setitem(POLICIES, "recorder", lambda: policy)  # type: ignore[arg-type]
-    return Placer(setup.table, setup.states, setup.reachable, "recorder", 1), policy
+    return Placer(setup.table, setup.states, setup.reachable, policy, 1), policy
 
 
-def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_decides_on_the_pair_and_sees_every_fact() -> None:
     setup = Setup(prefills=2, ranks=3)
-    placer, policy = recorded(setup, monkeypatch, Placement(("p1", "p0"), "d2"))
+    placer, policy = recorded(setup, Placement(("p1", "p0"), "d2"))
     setup.report("d1", running=3, slots=8)
     setup.report("d2", slots=2)
     setup.report("p0", leaving=True, queued_tokens=900)
@@ -290,11 +290,9 @@ def test_of_equally_deep_states_the_first_ranks_is_named() -> None:
     assert assignment.state_at == StateAt(worker=setup.workers["d2"].identity, tokens=2)
 
 
-def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_policy_is_asked_only_where_both_roles_have_a_candidate() -> None:
     setup = Setup(prefills=1, ranks=1)
-    placer, policy = recorded(setup, monkeypatch, Placement(("p0",), "d0"))
+    placer, policy = recorded(setup, Placement(("p0",), "d0"))
     setup.cut("d0")
     assert placer.place(PromptPrefixes(PROMPT)) is None
     setup.cut_off.clear()
@@ -304,11 +302,9 @@ def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
     assert not policy.asked
 
 
-def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not() -> None:
     setup = Setup(prefills=2, ranks=1)
-    placer, policy = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
+    placer, policy = recorded(setup, Placement(("p1",), "d0"))
     setup.states.add(setup.workers["p1"], PROMPT[:3])
 
     def place() -> tuple[InFlight, list[int]]:
@@ -352,27 +348,25 @@ def test_a_prompt_is_placed_behind_one_that_will_leave_the_prefix_there() -> Non
     assert other is not None and other.to_prefill == 6, "it was never computed"
 
 
-def test_who_goes_elsewhere_leaves_the_state_that_it_would_have_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_goes_elsewhere_leaves_the_state_that_it_would_have_had() -> None:
     setup = Setup(prefills=2, ranks=1)
     for name in ("p0", "p1"):
         grid_of(setup, name, 4)
     prompt = tuple(range(11))
     setup.states.add(setup.workers["p0"], prompt[:4])
     for worker, junctions, depths in (("p1", (4,), [4, 8]), ("p0", (), [8])):
-        placer, _ = recorded(setup, monkeypatch, Placement((worker,), "d0"))
+        placer, _ = recorded(setup, Placement((worker,), "d0"))
         assignment = placer.place(PromptPrefixes(prompt))
         assert assignment is not None and assignment.junctions == junctions
         assert [depth for depth, _ in assignment.leaves] == depths
     setup.states.add(setup.workers["p0"], prompt[:6])  # at which no prefill can leave one
-    placer, _ = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
+    placer, _ = recorded(setup, Placement(("p1",), "d0"))
     assignment = placer.place(PromptPrefixes(prompt))
     assert assignment is not None and assignment.junctions == ()
 
 
 def here(setup: Setup, most: int, tokens: int = 5) -> Assignment:
-    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(most))
+    placer = Placer(setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(most))
     assignment = placer.place(PromptPrefixes(tuple(range(tokens))))
     assert assignment is not None
     return assignment
@@ -392,7 +386,7 @@ def test_a_rank_computes_a_short_prompt_where_a_prefill_worker_would_take_longer
 
 def test_thresholds_go_by_the_prefill_worker_with_the_shortest_queue() -> None:
     setup = Setup(prefills=2, ranks=2)
-    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(None))
+    placer = Placer(setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(None))
     for name, queued in (("p0", 500), ("p1", 100), ("d0", 0), ("d1", 7)):
         status = WorkerStatus(max_running=4, queued_tokens=queued, prompt_token_us=100)
         setup.table.report(setup.workers[name], status, leaving=False)
@@ -405,7 +399,7 @@ def test_prompts_that_wait_at_the_router_count_as_queued_for_prefill_workers() -
     for name in ("p0", "p1", "d0"):
         status = WorkerStatus(max_running=4, prompt_token_us=100)
         setup.table.report(setup.workers[name], status, leaving=False)
-    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(None))
+    placer = Placer(setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(None))
     prompt = PromptPrefixes(tuple(range(100)))
 
     def computes() -> bool:
@@ -425,7 +419,7 @@ def test_a_rank_computes_one_prompt_at_a_time() -> None:
     setup = Setup(prefills=1, ranks=1)
     setup.report("p0", queued_tokens=900)
     setup.placer = Placer(
-        setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(100)
+        setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(100)
     )
     first = setup.placer.place(PromptPrefixes(PROMPT))
     assert first is not None and first.here
