@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from baton.deploy.cluster.demand import NodePlacement, RoleDemand, labels_from, resources_from
+from baton.deploy.demand.demand import NodePlacement, RoleDemand, labels_from, resources_from
 from baton.deploy.errors import StartError
 
 _PLACEMENT = (

@@ -12,7 +12,7 @@ from typing import Protocol
 import psutil
 
 from baton.deploy.certs.authority import Authority, AuthorityFiles
-from baton.deploy.client.state_file import folder as user_folder
+from baton.deploy.files.state_file import folder as user_folder
 from baton.rpc.identity import Identity, ProcessRole
 
 _PREFIX = "certificates-"

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from baton.deploy.client.state_file import newest
 from baton.deploy.client.trust import PinnedCertificate, Trust, authorities
 from baton.deploy.errors import DeployError
+from baton.deploy.files.state_file import newest
 
 CLUSTER_OPTION = click.option(
     "--cluster", default=None, metavar="NAME",

@@ -21,11 +21,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.arrival import Arrival
-from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival
+from baton.deploy.demand.demand import Demand
 from baton.deploy.errors import StartError
 from baton.worker.config import WorkerConfig
 

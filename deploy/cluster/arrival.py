@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import psutil
 
 from baton.deploy.certs.credential_files import CredentialFiles
-from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import folder
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.errors import StartError
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import folder
 from baton.worker.config import WorkerConfig
 
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)

@@ -27,10 +27,10 @@ from baton.deploy.cluster.record import ClusterRecord, Detached
 from baton.deploy.cluster.renewal import Files, renewing
 from baton.deploy.cluster.rolling import Rolling
 from baton.deploy.cluster.routers import Routers
-from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
 from baton.deploy.errors import ScaleError
+from baton.deploy.messages.start_progress import Silent, StartProgress
 from baton.deploy.process.ports import PortKeeper
 from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity

@@ -9,8 +9,8 @@ from baton.core.loopback import is_loopback
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.cluster_name import check_name, new_name
-from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.cluster.member import Member
+from baton.deploy.demand.demand import NodePlacement
 from baton.deploy.errors import StartError
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.engine_options import check_ranks

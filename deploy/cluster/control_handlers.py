@@ -3,11 +3,11 @@
 from functools import partial
 
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.cluster.control import Handlers
 from baton.deploy.cluster.rolling_handlers import handle_drain, handle_restart
 from baton.deploy.cluster.rolling_requests import DRAIN, RESTART
 from baton.deploy.cluster.scale_request import SCALE
 from baton.deploy.cluster.scaling import handle_scale
+from baton.deploy.messages.control import Handlers
 
 
 def control_handlers(cluster: Cluster) -> Handlers:

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from baton.deploy.cluster import ray_nodes
-from baton.deploy.cluster.control import SILENCE_S, serving
+from baton.deploy.messages.control import SILENCE_S, serving
 
 _NAME = "control-relay"
 _AT_ONCE = 8

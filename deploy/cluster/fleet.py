@@ -11,7 +11,6 @@ from baton.decode.actor import DecodeActor
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.actors import ActorHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
-from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import WorkerServed
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member import Member
@@ -19,6 +18,7 @@ from baton.deploy.cluster.preflight import check_fits, check_together
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
+from baton.deploy.demand.demand import Demand
 from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.process.memory_budget import MemoryBudget
 from baton.engine.settings.config import EngineConfig

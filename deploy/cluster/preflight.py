@@ -7,7 +7,7 @@ import torch
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
-from baton.deploy.options import check_folder
+from baton.deploy.files.model_folder import check_folder
 from baton.engine.assembly.loader import check_weights, planned_memory
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config

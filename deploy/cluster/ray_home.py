@@ -6,12 +6,12 @@ from typing import Protocol
 
 import psutil
 
-from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.wiring import threads_of
 from baton.deploy.errors import RayLostError
+from baton.deploy.files.owned_folder import owned_folder
 
 
 class RayHome(Protocol):

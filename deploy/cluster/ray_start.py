@@ -25,8 +25,8 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from baton.core.loopback import is_loopback
-from baton.deploy.client.state_file import folder
 from baton.deploy.errors import StartError
+from baton.deploy.files.state_file import folder
 
 TOKEN = "token"
 """The file, in the folder of a Ray of our own, that holds its token."""

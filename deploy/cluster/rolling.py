@@ -9,8 +9,8 @@ from baton.deploy.cluster.change_lock import ChangeLock
 from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.routers import Routers
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.errors import ScaleError
+from baton.deploy.messages.start_progress import StartProgress
 from baton.rpc.identity import ProcessRole
 
 _UNDRAIN_S = 30.0  # for a worker to register again

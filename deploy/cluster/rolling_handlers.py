@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.rolling_requests import DrainRequest, RestartRequest
-from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.messages.start_progress import StartProgress
 from baton.rpc.identity import ProcessRole
 
 

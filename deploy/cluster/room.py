@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.role import Role
-from baton.deploy.cluster.demand import Demand, missing
-from baton.deploy.cluster.label_selector import selects
 from baton.deploy.cluster.ray_nodes import RayNode
+from baton.deploy.demand.demand import Demand, missing
+from baton.deploy.demand.label_selector import selects
 from baton.deploy.errors import StartError
 
 

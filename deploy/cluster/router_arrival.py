@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from baton.core.address import join_host_port
 from baton.deploy.certs.credential_files import CredentialFiles
-from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import folder
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.control_relay import relaying
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import folder
 from baton.router.config import RouterConfig
 from baton.router.server import RouterStarted
 from baton.rpc.server_certificate import CertificateFiles

@@ -19,9 +19,9 @@ from baton.deploy.cluster.joined_ray import router_wishes
 from baton.deploy.cluster.room import Wish
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import NotRunning, StartError
+from baton.deploy.messages.start_progress import StartProgress
 from baton.router.actor import RouterActor
 
 READY_S = 30.0  # until a router has registered all workers that serve

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.start_reports import StartReports
+from baton.deploy.messages.start_progress import StartProgress
 
 
 class RunningChanges:

@@ -6,7 +6,7 @@ from typing import Any
 from baton.core.role import Role
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.scale_request import ScaleRequest
-from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.messages.start_progress import StartProgress
 
 
 def handle_scale(

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.messages.start_progress import StartProgress
 from baton.deploy.process.stop_signal import StopWanted
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.deploy.cluster.actors import ActorHandle, Call, WorkerHandle
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.errors import StartError
+from baton.deploy.messages.start_progress import StartProgress
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0  # after this time, ask Ray why a process has not started

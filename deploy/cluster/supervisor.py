@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.client.state_file import ClusterState, control_path, published
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.control import Handler, Handlers, listening
 from baton.deploy.cluster.control_handlers import control_handlers
-from baton.deploy.cluster.control_names import DESCRIBE, STOP
 from baton.deploy.cluster.member_watch import MemberWatch
 from baton.deploy.cluster.record import Detached
 from baton.deploy.cluster.running_changes import RunningChanges
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.start_reports import StartReports
 from baton.deploy.errors import ControlError
+from baton.deploy.files.state_file import ClusterState, control_path, published
+from baton.deploy.messages.control import Handler, Handlers, listening
+from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.start_progress import StartProgress
 
 _LOOK_S = 0.5
 

@@ -12,10 +12,11 @@ from baton.deploy.access_options import (
     client_tls_from,
     readable_on_the_way,
 )
+from baton.deploy.files.model_folder import check_folder
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
-from baton.deploy.options import check_folder, folder_from, model_options
+from baton.deploy.options import folder_from, model_options
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import check_served_name, listen_options, router_options
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import folder, process_named
 from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.commands.run_detached import run_detached
 from baton.deploy.config_from import config_from
 from baton.deploy.errors import StartError
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import folder, process_named
 from baton.deploy.process.exit_now import exit_now
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop_signal import StopWanted, stop_on_signals

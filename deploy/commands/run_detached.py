@@ -11,9 +11,9 @@ from typing import IO
 from rich.console import Console
 
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.start_reports import StartReport
 from baton.deploy.errors import StartError
+from baton.deploy.messages.start_progress import StartProgress
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
 from baton.deploy.terminal.greeting import Greeting, greet
@@ -28,7 +28,7 @@ def run_detached(console: Console, config: ClusterConfig) -> None:
 
     Raises StartError.
     """
-    words = [sys.executable, "-m", "baton.deploy.cluster.detached_main"]
+    words = [sys.executable, "-m", "baton.deploy.detached.detached_main"]
     with stop_on_signals(), tempfile.TemporaryFile() as errors:
         starter = subprocess.Popen(
             words,

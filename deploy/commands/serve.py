@@ -11,14 +11,14 @@ from baton.deploy.access_options import (
     client_tls_from,
     readable_on_the_way,
 )
-from baton.deploy.client.state_file import check_unused
 from baton.deploy.cluster.cluster_name import check_name
+from baton.deploy.files.model_folder import check_folder
+from baton.deploy.files.state_file import check_unused
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import (
     authority_from,
-    check_folder,
     check_names,
     cluster_options,
     folder_from,

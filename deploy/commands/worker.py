@@ -17,11 +17,11 @@ from baton.deploy.access_options import (
     readable_on_the_way,
 )
 from baton.deploy.errors import StartError
+from baton.deploy.files.model_folder import check_folder
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limit_options, limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import (
-    check_folder,
     check_names,
     engine_options,
     folder_from,

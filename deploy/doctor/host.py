@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from baton.api.access.client_limits import ClientLimits
-from baton.deploy.client.state_file import folder
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.errors import DeployError
+from baton.deploy.files.state_file import folder
 from baton.deploy.process.ports import settle
 
 LEAST_FILES = 1024

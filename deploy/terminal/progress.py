@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.messages.start_progress import StartProgress
 
 
 class Bars:

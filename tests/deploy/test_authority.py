@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from baton.deploy.certs.authority import Authority, AuthorityFiles
 from baton.deploy.certs.cluster_credentials import cluster_credentials
-from baton.deploy.client import state_file
 from baton.deploy.errors import StartError
+from baton.deploy.files import state_file
 from baton.rpc.credentials import AUTHORITIES, CERT, Credentials
 from baton.rpc.identity import Identity, ProcessRole
 

@@ -22,12 +22,12 @@ from deploy.tiny_worker import GRID
 from baton.client.async_client import AsyncClient
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.client.control_client import ControlClient, local_control
-from baton.deploy.client.state_file import newest
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.record import Detached, RecordStore
 from baton.deploy.errors import DeployError, NotRunning
+from baton.deploy.files.state_file import newest
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 

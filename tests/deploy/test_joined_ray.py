@@ -15,7 +15,7 @@ import psutil
 import pytest
 from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
 
-from baton.deploy.client.state_file import ClusterState
+from baton.deploy.files.state_file import ClusterState
 
 pytestmark = pytest.mark.chaos  # by its length: two starts of Ray
 

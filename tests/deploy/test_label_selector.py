@@ -3,7 +3,7 @@
 import pytest
 from ray._private.label_utils import validate_label_selector
 
-from baton.deploy.cluster.label_selector import check_key, check_selector, selects
+from baton.deploy.demand.label_selector import check_key, check_selector, selects
 
 NODE = {"pool": "fast", "zone": "b"}
 

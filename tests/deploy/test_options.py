@@ -18,7 +18,6 @@ from baton.api.access.keys import write_keys
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.demand import Demand, NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_state_return
 from baton.deploy.cluster.router_ports import RouterPorts
@@ -26,6 +25,7 @@ from baton.deploy.commands import run_cluster, run_worker
 from baton.deploy.commands import serve as serve_command
 from baton.deploy.commands import worker as worker_command
 from baton.deploy.config_from import config_from, engine_from
+from baton.deploy.demand.demand import Demand, NodePlacement
 from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, engine_options
 from baton.engine.layout.grids import Strategy

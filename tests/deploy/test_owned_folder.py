@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.client.owned_folder import (
+from baton.deploy.files.owned_folder import (
     kept_folder,
     owned_folder,
     owned_folders,
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
 import sys
 from pathlib import Path
-from baton.deploy.client.owned_folder import owned_folder
+from baton.deploy.files.owned_folder import owned_folder
 with owned_folder(Path(sys.argv[1])) as own:
     (own / "state.json").touch()
     (own / "control.sock").touch()

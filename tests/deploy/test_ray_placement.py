@@ -22,18 +22,18 @@ from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes, ray_start
 from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
-from baton.deploy.cluster.control import ask, listening
 from baton.deploy.cluster.control_relay import start_relay
-from baton.deploy.cluster.demand import Demand, NodePlacement
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.renewal import renewing
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
-from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_reports import StartReports
+from baton.deploy.demand.demand import Demand, NodePlacement
 from baton.deploy.errors import ControlError, DeployError, StartError
+from baton.deploy.messages.control import ask, listening
+from baton.deploy.messages.start_progress import Silent, StartProgress
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.rpc.credentials import AUTHORITIES, CERT, KEY

@@ -15,10 +15,10 @@ from deploy.wired import wired
 
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.control import Handler, ask, listening, request_line
 from baton.deploy.cluster.scale_request import ScaleRequest, parse_counts
-from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
+from baton.deploy.messages.control import Handler, ask, listening, request_line
+from baton.deploy.messages.start_progress import Silent, StartProgress
 from baton.deploy.process import memory_budget
 from baton.deploy.process.memory_budget import MemoryBudget
 from baton.engine.settings.config import EngineConfig

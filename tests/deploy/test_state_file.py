@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import (
+from baton.deploy.cluster.cluster_name import check_name, new_name
+from baton.deploy.errors import DeployError, NotRunning, StartError
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import (
     ClusterState,
     StateFile,
     check_unused,
@@ -20,8 +22,6 @@ from baton.deploy.client.state_file import (
     process_named,
     published,
 )
-from baton.deploy.cluster.cluster_name import check_name, new_name
-from baton.deploy.errors import DeployError, NotRunning, StartError
 
 
 @pytest.fixture(autouse=True)

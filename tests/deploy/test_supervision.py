@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.deploy.client.owned_folder import owned_folder
+from baton.deploy.files.owned_folder import owned_folder
 
 pytestmark = pytest.mark.cluster
 

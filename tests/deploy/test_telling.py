@@ -15,9 +15,9 @@ from baton.deploy.cluster import lives
 from baton.deploy.cluster.life import Life
 from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
-from baton.deploy.cluster.start_progress import Silent
 from baton.deploy.commands.status import status
 from baton.deploy.errors import NotRunning
+from baton.deploy.messages.start_progress import Silent
 from baton.deploy.terminal.member_lines import render_changes, render_complaints, render_start
 from baton.deploy.terminal.progress import Lines, shown
 from baton.deploy.terminal.status_table import _lag, render

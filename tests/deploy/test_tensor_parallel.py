@@ -20,7 +20,7 @@ from oracle.reference import Oracle
 from baton.bench.cluster.scrape import total
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.demand import NodePlacement
+from baton.deploy.demand.demand import NodePlacement
 from baton.deploy.errors import StartError
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig

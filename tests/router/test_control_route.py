@@ -12,9 +12,9 @@ from router_neighbours import Cluster
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.url_control import UrlControl
-from baton.deploy.cluster.control import listening
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.errors import DeployError, NotRunning, ScaleError
+from baton.deploy.messages.control import listening
+from baton.deploy.messages.start_progress import StartProgress
 from baton.router.control_route import MAX_REQUEST_BYTES
 
 ADMIN, OTHER = new_key(), new_key()

@@ -14,14 +14,14 @@ import ray
 
 from baton.core import logs
 from baton.core.errors import BatonError
-from baton.deploy.client.owned_folder import kept_folder
-from baton.deploy.client.state_file import folder
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.record import Detached, RecordStore
-from baton.deploy.cluster.start_progress import Silent
 from baton.deploy.cluster.start_reports import StartReport
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.errors import StartError
+from baton.deploy.files.owned_folder import kept_folder
+from baton.deploy.files.state_file import folder
+from baton.deploy.messages.start_progress import Silent
 from baton.deploy.process.stop_signal import StopWanted
 from baton.deploy.terminal.greeting import Greeting, greeting_of
 

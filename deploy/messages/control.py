@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.errors import ControlError, DeployError, NotRunning, StartError
+from baton.deploy.messages.start_progress import StartProgress
 
 Handler = Callable[[Mapping[str, Any], StartProgress], Mapping[str, Any]]
 """Takes a request's arguments and a progress receiver; returns the answer, or raises DeployError.

@@ -22,22 +22,22 @@ from typing import Any
 import ray
 
 from baton.core.errors import BatonError
-from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import (
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.ray_home import OwnRay, RayHome, ray_for
+from baton.deploy.cluster.start_reports import StartReport
+from baton.deploy.detached.supervisor_actor import NAME, StartNews, SupervisorActor, folder_for
+from baton.deploy.errors import StartError
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import (
     ClusterState,
     control_path,
     folder,
     process_named,
     published,
 )
-from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.control import Handlers, listening
-from baton.deploy.cluster.control_names import DESCRIBE, STOP
-from baton.deploy.cluster.ray_home import OwnRay, RayHome, ray_for
-from baton.deploy.cluster.start_progress import StartProgress
-from baton.deploy.cluster.start_reports import StartReport
-from baton.deploy.cluster.supervisor_actor import NAME, StartNews, SupervisorActor, folder_for
-from baton.deploy.errors import StartError
+from baton.deploy.messages.control import Handlers, listening
+from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.start_progress import StartProgress
 from baton.deploy.process.exit_now import exit_now
 from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
 

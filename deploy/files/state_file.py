@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from baton.deploy.client.owned_folder import owned_folders
 from baton.deploy.errors import DeployError, NotRunning, StartError
+from baton.deploy.files.owned_folder import owned_folders
 
 _STATE = "state.json"
 _STARTING = "starting.json"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.core.role import Role
-from baton.deploy.cluster.label_selector import check_key, check_selector
+from baton.deploy.demand.label_selector import check_key, check_selector
 from baton.deploy.errors import StartError
 
 CPU, GPU = "CPU", "GPU"
