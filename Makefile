@@ -8,7 +8,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
 MODEL ?= examples/recall/model
-PARALLEL := $(addprefix tests/,core engine kernels oracle text api decode examples prefill router rpc transfer worker)
+PARALLEL := $(addprefix tests/,core engine kernels oracle text api decode examples prefill router rpc transfer worker standalone)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

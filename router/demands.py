@@ -25,7 +25,7 @@ class Demands:
             waiting = self._queue.waiting_tokens
         else:
             held = self._placer.placed[worker.worker_id]
-            waiting = self._queue.waiting + self._queue.called
+            waiting = self._queue.unplaced
         most = self._placer.most(worker)
         wanted = min(held + -(-waiting // workers), most)
         return Demand(wanted=wanted, held=held, most=most, share=share)

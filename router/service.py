@@ -101,11 +101,7 @@ class RouterBackend:
             config.worker_wait_s,
             options.clock,
         )
-        self.recalls = Recalls(
-            self._placer.places,
-            lambda: not self._queue.waiting and not self._queue.called,
-            options.clock,
-        )
+        self.recalls = Recalls(self._placer.places, lambda: not self._queue.unplaced, options.clock)
         """Its `run` must be awaited beside the servers."""
         self.demands = Demands(table, self._placer, self._queue)
         table.subscribe(self._on_change)

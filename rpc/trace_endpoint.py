@@ -1,4 +1,4 @@
-"""Where spans are sent: to a collector, by OpenTelemetry.
+"""The collector that spans are sent to, by OpenTelemetry.
 
 OpenTelemetry is an extra: `rpc.otlp` needs it, and is imported only where traces are sent.
 """

@@ -166,6 +166,11 @@ class AdmissionQueue:
         return self._called.total()
 
     @property
+    def unplaced(self) -> int:
+        """Return the requests that have no worker yet."""
+        return self.waiting + self.called
+
+    @property
     def prefilling_tokens(self) -> int:
         """Return the prompt tokens of the requests at prefill workers, and of those on the way."""
         return self._prompt_tokens

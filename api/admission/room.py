@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+CHUNKS_AHEAD = 2
+"""Steps' worth of prompt tokens that each prefill worker is given at once."""
+DECODES_AHEAD = 2
+"""Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
+that the next one is computed when a place is free."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

@@ -11,16 +11,14 @@ from rich.console import Console
 from baton.api.fields.request_fields import UnknownFields
 from baton.core import logs
 from baton.core.cache_salt import CacheScope
-from baton.core.errors import ConfigError, RankError
+from baton.core.errors import ConfigError, RankError, StoppedError
 from baton.core.role import Role
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.wiring import MOST_TICKETS
 from baton.deploy.config_from import engine_from
-from baton.deploy.errors import StartError
+from baton.deploy.errors import EngineLostError, StartError
 from baton.deploy.limit_options import limits_from
-from baton.deploy.local.config import LocalConfig
-from baton.deploy.local.worker import LocalWorker
 from baton.deploy.options import verify_from
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
@@ -29,6 +27,8 @@ from baton.deploy.router_options import lease_ms_from
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.streams import first_of
+from baton.standalone.config import LocalConfig
+from baton.standalone.worker import LocalWorker
 from baton.worker.config import WorkerConfig
 
 
@@ -53,6 +53,8 @@ def run_worker(
         config = _worker_config(role, host, engine_config, given)
         local = LocalWorker(config, Engine.load(engine_config), clients)
         asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
+    except StoppedError as err:
+        raise EngineLostError(str(err)) from err
     except (ConfigError, RankError) as err:
         raise StartError(str(err)) from err
 

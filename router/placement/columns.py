@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from baton.api.admission.room import CHUNKS_AHEAD
 from baton.core.role import Role
 from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.router.placement.links import LinkTable
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.view import RoleView
-
-CHUNKS_AHEAD = 2
-"""Steps' worth of prompt tokens that each prefill worker is given at once."""
 
 
 class Columns:

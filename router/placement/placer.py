@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from baton.api.admission.room import Room
+from baton.api.admission.room import DECODES_AHEAD, Room
 from baton.api.errors import invalid
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -29,9 +29,6 @@ PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
 lost ones in a row mean a fault that a fourth would not escape."""
 NEVER_HERE = PrefillHere()
-DECODES_AHEAD = 2
-"""Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
-that the next one is computed when a place is free."""
 
 
 class Placer:

@@ -11,13 +11,13 @@ from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, prompt, served
 
 from baton.core.role import Role
-from baton.deploy.local.worker import LocalWorker
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 from baton.rpc import credentials as credentials_module
 from baton.rpc import followed
+from baton.standalone.worker import LocalWorker
 from baton.worker.config import WorkerConfig
 
 CLUSTER = "revoking"  # whose certificates no other test uses

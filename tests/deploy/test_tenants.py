@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.cache_salt import SHARED, CacheScope, make_salt
 from baton.core.role import ROUTED_ROLES
-from baton.deploy.local.config import LocalConfig
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
+from baton.standalone.config import LocalConfig
 from baton.worker.config import StateReturn
 
 TEXTS = {name: new_key() for name in ("ada", "bob")}

@@ -22,8 +22,6 @@ from baton.api.server.grpc_server import INFERENCE
 from baton.cli.main import baton
 from baton.core.role import Role
 from baton.deploy.errors import StartError
-from baton.deploy.local.config import LocalConfig
-from baton.deploy.local.worker import LocalWorker
 from baton.proto import (
     common_pb2,
     inference_pb2,
@@ -33,6 +31,8 @@ from baton.proto import (
 )
 from baton.rpc import followed
 from baton.rpc.channel_options import OPTIONS
+from baton.standalone.config import LocalConfig
+from baton.standalone.worker import LocalWorker
 
 
 @dataclass(frozen=True)

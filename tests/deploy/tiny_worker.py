@@ -12,10 +12,10 @@ from certificates import folder_of
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
-from baton.deploy.local.config import LocalConfig
-from baton.deploy.local.worker import LocalWorker
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
+from baton.standalone.config import LocalConfig
+from baton.standalone.worker import LocalWorker
 from baton.worker.config import StateReturn, WorkerConfig
 
 DEADLINE_S = 60.0

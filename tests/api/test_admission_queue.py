@@ -5,7 +5,7 @@ import contextlib
 from dataclasses import dataclass, field
 
 import pytest
-from router.known_step_times import times_of
+from api.known_step_times import times_of
 
 from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
 from baton.api.admission.key_limit import PRESENT_S, KeyLimit

@@ -26,15 +26,15 @@ from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
+from baton.core.errors import StoppedError
 from baton.core.role import Role
 from baton.decode.service import DecodeService
-from baton.deploy.errors import EngineLostError
-from baton.deploy.local.backend import LocalBackend
-from baton.deploy.local.config import LocalConfig
-from baton.deploy.local.role import LocalRole
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
 from baton.rpc.client_tls import ClientTls
+from baton.standalone.backend import LocalBackend
+from baton.standalone.config import LocalConfig
+from baton.standalone.role import LocalRole
 from baton.text.chat_template import ChatTemplate
 from baton.text.model_folder import model_name
 from baton.text.tokenizer import Tokenizer
@@ -96,9 +96,9 @@ class LocalWorker:
         await self._open.aclose()
 
     async def watch(self) -> None:
-        """Wait for the end of the engine, which is none of its own: raises EngineLostError."""
+        """Wait for the end of the engine, which is none of its own: raises StoppedError."""
         await self._lost.wait()
-        raise EngineLostError(f"the engine has stopped: {self.backend.failure}; start it again")
+        raise StoppedError(f"the engine has stopped: {self.backend.failure}; start it again")
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
         config, clients = self._config, self._clients

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from deploy.tiny_worker import DEADLINE_S, findings, make_worker, prompt, served
 
+from baton.api.admission.room import DECODES_AHEAD
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.api.deadline import Deadline
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
-from baton.deploy.local import backend as local_backend
-from baton.deploy.local.backend import LocalBackend
-from baton.router.placement.placer import DECODES_AHEAD
+from baton.standalone import backend as local_backend
+from baton.standalone.backend import LocalBackend
 
 LONG = 3000
 IN_ENGINE = 1 + DECODES_AHEAD  # of a worker that runs one request

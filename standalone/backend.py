@@ -8,7 +8,7 @@ from time import monotonic
 
 from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds
 from baton.api.admission.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
-from baton.api.admission.room import Room
+from baton.api.admission.room import CHUNKS_AHEAD, DECODES_AHEAD, Room
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.api.errors import invalid, refused
@@ -16,14 +16,12 @@ from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.finish import Finished
-from baton.deploy.local.answer import LocalAnswer
 from baton.engine.engine import Engine
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
-from baton.router.placement.columns import CHUNKS_AHEAD
-from baton.router.placement.placer import DECODES_AHEAD
 from baton.rpc.errors import error_from_proto, error_of
+from baton.standalone.answer import LocalAnswer
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from router.known_step_times import times_of
+from api.known_step_times import times_of
 
 from baton.api.admission.key_limit import PRESENT_S, KeyLimit
 from baton.api.admission.step_times import DecodeStepTimes

@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from router.attacked_http import DEADLINE_S, GET, POST, SHORT_S, error_of, serving, until
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, error_of, serving, until
 
 from baton.api.access.client_limits import ClientLimits, Refusal
 

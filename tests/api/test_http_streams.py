@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import httpx
-from router.attacked_http import DEADLINE_S, GET, LINE, SHORT_S, serving
+from api.attacked_http import DEADLINE_S, GET, LINE, SHORT_S, serving
 
 from baton.api.access.client_limits import Refusal
 

@@ -2,8 +2,8 @@
 
 from grpc import aio
 
-from baton.deploy.local.backend import LocalBackend
 from baton.proto import common_pb2
+from baton.standalone.backend import LocalBackend
 from baton.worker.context import RoleService
 from baton.worker.engine_port import EventBatch
 

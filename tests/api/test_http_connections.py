@@ -6,8 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from https_certificates import TestAuthority
-from router.attacked_http import (
+from api.attacked_http import (
     DEADLINE_S,
     GET,
     SHORT_S,
@@ -17,6 +16,7 @@ from router.attacked_http import (
     serving,
     until,
 )
+from https_certificates import TestAuthority
 
 from baton.api.access.client_limits import Refusal
 from baton.rpc.client_tls import ClientTls

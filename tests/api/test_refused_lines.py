@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, serving, until
 from call_lines import Lines, kept_lines
-from router.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, serving, until
 
 ID = b"X-Request-Id: mine\r\n"
 
