@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import itertools
 import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -40,16 +42,37 @@ CLUSTER_ONLY = {"ray", "grpc", "nixl", "google", "starlette", "prometheus_client
 def imports(path: Path) -> set[str]:
     """Return every module that `path` names in an import, wherever the import stands.
 
-    Each `from package import name` also counts as package.name, for `name` may be a module.
+    Each `from module import name` counts as module and as module.name, for `name` may be a module;
+    a folder is not named by an import from it. A text that is the name of a module, alone or before
+    a colon, counts too: `importlib` is given such texts.
     """
+    return imports_in(path.read_text())
+
+
+def imports_in(source: str) -> set[str]:
+    """Return what `imports` does for a file's text."""
+    tree = ast.parse(source)
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    other_processes = set(programs(tree))
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
             names |= {f"{node.module}.{a.name}" for a in node.names}
+            if node.module not in folders():
+                names.add(node.module or "")
         elif isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
+        elif isinstance(node, ast.Constant) and node not in other_processes:
+            names |= {str(node.value).split(":")[0]} & modules().keys()
     return names
+
+
+def programs(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the texts that follow "-m" in a command: they are imported by another process."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple):
+            for flag, module in itertools.pairwise(node.elts):
+                if isinstance(flag, ast.Constant) and flag.value == "-m":
+                    yield module
 
 
 def allowed(module: str, room: str) -> bool:
@@ -88,6 +111,7 @@ def test_rooms_have_no_init_so_they_never_shadow_other_distributions() -> None:
     assert not [r for r in MAY_IMPORT if list((ROOT / r).rglob("__init__.py"))]
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Return the file of every module in every room, by the module's dotted name."""
     return {
@@ -102,10 +126,74 @@ def import_graph() -> dict[str, set[str]]:
     """Return the modules that each module imports.
 
     Imports inside functions and under `if TYPE_CHECKING` count: they hide a cycle from the
-    interpreter only, not from a reader, who must understand all of its modules at once.
+    interpreter only, not from a reader, who must understand all of its modules at once. A folder
+    that is imported by name counts as every module in it, since nothing else is in a folder.
     """
     found = modules()
-    return {name: imports(path) & found.keys() for name, path in found.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in found.items():
+        named = imports(path)
+        graph[name] = {each for each in found if each in named or folder_of(each) in named}
+        graph[name].discard(name)
+    return graph
+
+
+def folder_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+@functools.cache
+def folders() -> set[str]:
+    return {folder_of(name) for name in modules()}
+
+
+def places(names: Iterable[str]) -> dict[str, str]:
+    """Return the place in the order of folders of each module: its folder, or itself where that
+    folder has folders in it, for then files and folders stand side by side.
+    """
+    names = list(names)
+    crowded = {folder_of(folder_of(name)) for name in names}
+    return {name: name if folder_of(name) in crowded else folder_of(name) for name in names}
+
+
+def order_of_places(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the places that each place imports, of a graph of modules."""
+    place = places(graph)
+    lifted: dict[str, set[str]] = {each: set() for each in place.values()}
+    for name, imported in graph.items():
+        lifted[place[name]] |= {place[module] for module in imported} - {place[name]}
+    return lifted
+
+
+def test_no_folders_of_a_room_import_each_other_in_a_cycle() -> None:
+    assert not cycle(order_of_places(import_graph()))
+
+
+def test_a_folder_beside_files_counts_as_one_and_the_files_one_by_one() -> None:
+    # Between files there is no cycle here: b imports c, which imports nothing.
+    graph = {"baton.r.a": {"baton.r.f.b"}, "baton.r.f.b": {"baton.r.g.c"}, "baton.r.g.c": set()}
+    assert not cycle(graph) and not cycle(order_of_places(graph))
+    graph["baton.r.g.d"] = {"baton.r.a"}
+    assert not cycle(graph)
+    assert set(cycle(order_of_places(graph))) == {"baton.r.a", "baton.r.f", "baton.r.g"}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f():\n    from baton.core import errors", {"baton.core.errors"}),
+        ("from baton.core.errors import ApiError",
+         {"baton.core.errors", "baton.core.errors.ApiError"}),
+        ('importlib.import_module("baton.rpc.otlp")', {"baton.rpc.otlp"}),
+        ('call_late("baton.deploy.commands.run_worker:run_worker")',
+         {"baton.deploy.commands.run_worker"}),
+        ("import baton.router.policies as folder", {"baton.router.policies"}),
+        ('[sys.executable, "-m", "baton.api.large_child", folder]', set()),
+        ('"""The module baton.core.errors has the tree."""', set()),
+    ],
+)  # fmt: skip
+def test_an_import_is_found_wherever_it_hides(source: str, found: set[str]) -> None:
+    assert imports_in(source) == found
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
