@@ -19,6 +19,7 @@ from baton.engine.forward.runner import STEP_DEADLINE_S, ModelRunner
 from baton.engine.forward.step_pipeline import StepPipeline
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
+from baton.engine.layout.device import device_of
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
@@ -69,7 +70,7 @@ class Engine:
         """tokenizer: for stop strings and grammars. stream: where forwards run; None: by the
         device and the options. proposers: where the options ask for drafts; None: theirs.
         Raises ConfigError where the options do not fit."""
-        device = torch.device(config.device)
+        device = device_of(config.device)
         self.config = config
         self.model_config = model.config
         free = available_to_ranks(config) if config.memory_bytes is None else 0

@@ -8,11 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
-
 from baton.core.errors import InvariantError, StoppedError
 from baton.engine.engine import Engine
-from baton.engine.layout.device import use_device
+from baton.engine.layout.device import device_of, use_device
 from baton.engine.request.events import Event
 
 T = TypeVar("T")
@@ -70,7 +68,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            use_device(torch.device(self._engine.config.device))
+            use_device(device_of(self._engine.config.device))
             while self._wait():
                 self._run_calls()
                 self._step()

@@ -3,11 +3,9 @@
 import os
 from functools import partial
 
-import torch
-
 from baton.core.role import Role
 from baton.engine.engine import Engine
-from baton.engine.layout.device import use_device
+from baton.engine.layout.device import device_of, use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.trace_endpoint import open_tracing
@@ -52,7 +50,7 @@ def make_context(
         metrics.memory.show_ranks([os.getpid(), *engine.followers.processes])
     memory = _memory(engine)
     port = EnginePort(engine, metrics.observe_step)
-    device = torch.device(config.engine.device)
+    device = device_of(config.engine.device)
     return WorkerContext(
         config=config,
         engine=engine,

@@ -6,6 +6,7 @@ from functools import partial
 import psutil
 import torch
 
+from baton.engine.layout.device import device_of
 from baton.engine.sizing.plan import MemoryPlan
 from baton.worker.metric_factory import MetricFactory
 
@@ -50,7 +51,7 @@ class MemoryGauges:
         }
         for part, nbytes in parts.items():
             self._planned.labels(**self._labels, part=part).set(nbytes)
-        device = torch.device(plan.config.device)
+        device = device_of(plan.config.device)
         self._used.labels(**self._labels).set_function(lambda: _used_bytes(device))
 
     def show_ranks(self, processes: Sequence[int]) -> None:

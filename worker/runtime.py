@@ -13,7 +13,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
-from baton.engine.layout.device import use_device
+from baton.engine.layout.device import device_of, use_device
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.errors import ChannelError
 from baton.worker.config import WorkerConfig
@@ -66,7 +66,7 @@ class WorkerRuntime:
         Raises ConfigError if a port is taken or the configured channel is not available.
         """
         config = self._config
-        _use_device(torch.device(config.engine.device))
+        _use_device(device_of(config.engine.device))
         self._server = WorkerServer(config)
         self._context = make_context(
             config, self._engine, self.incarnation, self._server, self._hub

@@ -11,7 +11,7 @@ from baton.engine.assembly.followers import Followers
 from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.collectives.comm import Comm, Shard, SingleComm
 from baton.engine.collectives.rank_device import check_gpus, rank_device
-from baton.engine.layout.device import use_device
+from baton.engine.layout.device import device_of, use_device
 from baton.engine.loading.weights import (
     Checkpoint,
     DeclaredWeights,
@@ -79,7 +79,7 @@ def load_part(
     configuration that cannot work, WeightsError for weights that do not fit it.
     """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
-    device = torch.device(config.device)
+    device = device_of(config.device)
     if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
         raise ConfigError(
             f"weight_format int8 is for the CPU; got device {config.device}, whose products would "
@@ -97,7 +97,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     """Plan the memory of the model in `config.model` by the sizes of its tensors, without loading
     any. Raises ConfigError where what the device has free does not suffice.
     """
-    device = torch.device(config.device)
+    device = device_of(config.device)
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     part = divided_model(model, config.tp, weight_format=config.weight_format)
     free = available_to_ranks(config)
@@ -119,7 +119,7 @@ def available_to_ranks(config: EngineConfig) -> int:
 
 def check_memory(config: EngineConfig) -> None:
     """Raise ConfigError, before any weight is loaded, where memory can be seen not to suffice."""
-    if torch.device(config.device).type != "cpu":
+    if device_of(config.device).type != "cpu":
         planned_memory(config)
     elif config.memory_bytes is not None:
         check_budget(config.tp * config.memory_bytes, "the engine")
@@ -135,7 +135,7 @@ def ready_model(
     """Build the model, or what rank `shard` runs of it, from the tensors of `source`, on the
     kernels that the device and the options call for, its decode steps recorded where that can be.
     """
-    device = torch.device(config.device)
+    device = device_of(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
     if kernels.native is not None:

@@ -5,6 +5,7 @@ import os
 import torch
 
 from baton.core.errors import ConfigError
+from baton.engine.layout.device import device_of
 from baton.engine.settings.config import EngineConfig
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -14,7 +15,7 @@ _ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """Return a rank's device: on GPUs, the rank's number counts those that the process sees."""
     if config.tp == 1 or config.device == "cpu":
-        return torch.device(config.device)
+        return device_of(config.device)
     return torch.device("cuda", rank)
 
 

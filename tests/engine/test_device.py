@@ -13,7 +13,7 @@ from engine.test_forward_stream import FakeEvent, FakeStream
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly import loader
-from baton.engine.layout.device import use_device
+from baton.engine.layout.device import device_of, use_device
 from baton.engine.loop import EngineLoop
 from baton.engine.settings.config import EngineConfig, WeightFormat
 from baton.engine.stream.forward_stream import CudaStream
@@ -26,13 +26,15 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, torch.device]]:
-    """The device that each thread has set, by the thread's name."""
+    """The device that each thread has set, by the thread's name. The driver is replaced; torch's
+    own checks of what it is given are not."""
     found: dict[str, torch.device] = {}
 
-    def set_device(device: torch.device) -> None:
-        found[threading.current_thread().name] = device
+    def set_device(number: int) -> None:
+        found[threading.current_thread().name] = torch.device("cuda", number)
 
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    # torch's CPU build lacks it.
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", set_device, raising=False)
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     yield found
@@ -41,6 +43,28 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, torch.device]
 def test_a_cpu_has_no_device_to_set(devices: dict[str, torch.device]) -> None:
     use_device(torch.device("cpu"))
     assert not devices
+
+
+@pytest.mark.parametrize(("name", "number"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+def test_every_spelling_of_a_gpu_is_set(
+    name: str, number: int, devices: dict[str, torch.device]
+) -> None:
+    use_device(torch.device(name))
+    use_device(device_of(name))
+    assert list(devices.values()) == [torch.device("cuda", number)]
+    assert device_of(name) == torch.device("cuda", number)
+
+
+def test_the_engines_thread_sets_the_device_that_the_option_names(
+    devices: dict[str, torch.device],
+) -> None:
+    config = SimpleNamespace(device="cuda")
+    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None)
+    loop = EngineLoop(engine, lambda events: None, lambda error: None)
+    loop.start()
+    loop.call(lambda _: None).result(DEADLINE_S)
+    loop.stop(DEADLINE_S)
+    assert devices == {"engine": torch.device("cuda", 0)}
 
 
 def test_the_engines_thread_sets_its_device(devices: dict[str, torch.device]) -> None:
