@@ -1,5 +1,7 @@
 """The memory of an engine with any number of ranks, without the engine, and what must lie there."""
 
+from collections.abc import Callable
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -67,7 +69,15 @@ def divides(layout: Layout, size: int) -> bool:
 class RankPools:
     """The pools of `ranks` ranks, poisoned."""
 
-    def __init__(self, slots: SlotLayout, pages: PageLayout, ranks: int, fill: int = 0xA5) -> None:
+    def __init__(
+        self,
+        slots: SlotLayout,
+        pages: PageLayout,
+        ranks: int,
+        fill: int = 0xA5,
+        kept: Callable[[Tensor], Tensor] = lambda storage: storage,
+    ) -> None:
+        """kept: where the memory under test finds the pools, as `on_gpu`."""
         cpu = torch.device("cpu")
         self.whole = slots, pages
         shards = [(slots.shard(r, ranks), pages.shard(r, ranks)) for r in range(ranks)]
@@ -77,7 +87,7 @@ class RankPools:
             kv.storage.fill_(fill)
         self.memory: Memory = EngineMemory(*self.ranks[0])
         if ranks > 1:
-            storages = tuple(RankStorage(s.storage, p.storage) for s, p in self.ranks)
+            storages = tuple(RankStorage(kept(s.storage), kept(p.storage)) for s, p in self.ranks)
             self.memory = RankMemory(RankStorages(slots, pages, storages))
 
     @property

@@ -1,10 +1,13 @@
 """The memory of several ranks as channels see it: a segment's bytes are the same for any number of
 ranks, and each rank gets all that it keeps and nothing else."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_gpu import on_gpu
 from transfer.layouts import Pools
 from transfer.rank_pools import RankPools, divides, page_layouts, slot_layouts
 from transfer.wires import SOURCE, TARGET
@@ -95,3 +98,28 @@ def test_a_rank_whose_copy_differs_is_named() -> None:
     target.ranks[3][1].storage[TARGET.pages[1], 0] ^= 1  # ranks 2 and 3 keep the same head
     with pytest.raises(ChecksumError, match=r"rank 3 has other bytes of kv tokens \[0, 11\)"):
         target.memory.written(segment, TARGET)
+
+
+@pytest.mark.parametrize(("p", "d"), [(1, 4), (4, 2), (2, 4), (4, 1)])
+def test_pools_of_gpus_give_and_take_the_same_bytes_through_host_memory(p: int, d: int) -> None:
+    whole = Pools(SLOTS, PAGES)
+    whole.randomise(torch.Generator().manual_seed(random.randrange(1 << 32)))
+    tokens = range(3, 3 * PAGES.page_size - 1)
+    source = RankPools(SLOTS, PAGES, p, kept=on_gpu)
+    target = RankPools(SLOTS, PAGES, d, fill=0x5A, kept=on_gpu)
+    source.put(whole, SOURCE, SOURCE, range(MOST_TOKENS * PAGES.page_size))
+    for segment in [*cut_state(SLOTS, 100), *cut_kv(PAGES, tokens.start, tokens.stop, 300)]:
+        payload = b"".join(source.memory.read(segment, SOURCE))
+        assert payload == b"".join(whole.memory.read(segment, SOURCE))
+        assert payload == b"".join(source.memory.checked(segment, SOURCE, [memoryview(payload)]))
+        target.memory.write(segment, TARGET, memoryview(payload))
+        assert payload == b"".join(target.memory.written(segment, TARGET))
+    expected = RankPools(SLOTS, PAGES, d, fill=0x5A)
+    expected.put(whole, SOURCE, TARGET, tokens)
+    assert target.equals(expected)
+
+
+def test_spans_of_a_gpus_pools_name_the_device() -> None:
+    pools = RankPools(SLOTS, PAGES, 2, kept=on_gpu)
+    assert [span.device for span in pools.memory.spans] == [0] * 4
+    assert pools.memory.spans[0].address == pools.storages[0].data_ptr()

@@ -1,9 +1,12 @@
 """Access to the memory of an engine with several ranks, for channels."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from baton.engine.memory.rank_storage import RankStorages
 from baton.transfer.errors import ChecksumError
@@ -13,6 +16,47 @@ from baton.transfer.memory.reshard import Place
 from baton.transfer.memory.segments import Kind, Segment, nbytes
 
 Bytes = NDArray[np.uint8]
+
+
+class PoolRows(Protocol):
+    """One rank's pool, whose rows of bytes are copied. start, stride: bytes from its beginning."""
+
+    def get(self, start: int, stride: int, move: SegmentMove) -> Bytes:
+        """Return the rows of a move: [rows, bytes] uint8. They may alias the pool."""
+        ...
+
+    def put(self, start: int, stride: int, move: SegmentMove, rows: Bytes) -> None: ...
+
+
+class HostRows:
+    """A pool in the CPU's memory. A `PoolRows`."""
+
+    def __init__(self, storage: Tensor) -> None:
+        self._bytes: Bytes = storage.view(-1).numpy()
+
+    def get(self, start: int, stride: int, move: SegmentMove) -> Bytes:
+        return _view(self._bytes, start, stride, move)
+
+    def put(self, start: int, stride: int, move: SegmentMove, rows: Bytes) -> None:
+        _view(self._bytes, start, stride, move)[:] = rows
+
+
+class DeviceRows:
+    """A pool in an accelerator's memory. A `PoolRows`: every move passes through host memory."""
+
+    def __init__(self, storage: Tensor) -> None:
+        self._bytes = storage.view(-1)
+
+    def get(self, start: int, stride: int, move: SegmentMove) -> Bytes:
+        found: Bytes = self._rows(start, stride, move).cpu().numpy()
+        return found
+
+    def put(self, start: int, stride: int, move: SegmentMove, rows: Bytes) -> None:
+        # A copy: `torch.from_numpy` needs writable memory, which a message is not.
+        self._rows(start, stride, move).copy_(torch.from_numpy(rows.copy()))
+
+    def _rows(self, start: int, stride: int, move: SegmentMove) -> Tensor:
+        return self._bytes.as_strided((move.rows, move.nbytes), (stride, 1), start)
 
 
 class RankMemory:
@@ -26,8 +70,8 @@ class RankMemory:
         self.slots = storages.slots
         self.pages = storages.pages
         self.ranks = len(storages.ranks)
-        self._states = [rank.states.view(-1).numpy() for rank in storages.ranks]
-        self._kv = [rank.pages.view(-1).numpy() for rank in storages.ranks]
+        self._states = [_pool_rows(rank.states) for rank in storages.ranks]
+        self._kv = [_pool_rows(rank.pages) for rank in storages.ranks]
         self._block_bytes = [(s.shape[1], p.shape[1]) for s, p in storages.ranks]
         self._spans = tuple(span_of(pool) for rank in storages.ranks for pool in rank)
         self._out = RankMoves(self.slots, self.pages, self.ranks, 1)
@@ -42,7 +86,7 @@ class RankMemory:
         """Return the segment's bytes, copied together."""
         payload = np.empty(nbytes(segment, self.pages), np.uint8)
         for move in self._out.of(segment):
-            _rows(payload, move)[:] = self._place(segment, holder, move, move.source)
+            _rows(payload, move)[:] = self._get(segment, holder, move, move.source)
         return [payload.data]
 
     def checked(
@@ -57,7 +101,7 @@ class RankMemory:
         for move in self._in.of(segment):
             if move.at in confirmed:
                 continue
-            here = self._place(segment, holder, move, move.destination)
+            here = self._get(segment, holder, move, move.destination)
             if np.array_equal(here, _rows(given, move)):
                 confirmed.add(move.at)
             _rows(kept, move)[:] = here
@@ -70,7 +114,7 @@ class RankMemory:
         payload = np.frombuffer(found, np.uint8)
         for move in self._in.of(segment):
             rank = move.destination.rank
-            here = self._place(segment, holder, move, move.destination)
+            here = self._get(segment, holder, move, move.destination)
             if not np.array_equal(here, _rows(payload, move)):
                 raise ChecksumError(f"rank {rank} has other bytes of {segment} than the others")
         return [found]
@@ -79,7 +123,8 @@ class RankMemory:
         """Write `payload`, as `read` gave it on the other side, to every rank that keeps it."""
         source = np.frombuffer(payload, np.uint8)
         for move in self._in.of(segment):
-            self._place(segment, holder, move, move.destination)[:] = _rows(source, move)
+            pool, start = self._place(segment, holder, move, move.destination)
+            pool.put(start, move.destination.stride, move, _rows(source, move))
 
     def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
         """Write a payload in the pieces that `read` gave on the other side."""
@@ -90,14 +135,25 @@ class RankMemory:
         """Return the bytes of a segment that all ranks together keep."""
         return self._in.nbytes(segment)
 
-    def _place(self, segment: Segment, holder: Holder, move: SegmentMove, place: Place) -> Bytes:
-        """Return a view of the rows of one rank's pool: [rows, bytes] uint8."""
+    def _get(self, segment: Segment, holder: Holder, move: SegmentMove, place: Place) -> Bytes:
+        """Return the rows of one rank's pool: [rows, bytes] uint8."""
+        pool, start = self._place(segment, holder, move, place)
+        return pool.get(start, place.stride, move)
+
+    def _place(
+        self, segment: Segment, holder: Holder, move: SegmentMove, place: Place
+    ) -> tuple[PoolRows, int]:
+        """Return the pool of one rank, and where in it the rows of a move begin, in bytes."""
         of_slots, of_pages = self._block_bytes[place.rank]
         if segment.kind is Kind.KV:
             pool, start = self._kv[place.rank], holder.pages[move.block] * of_pages
         else:
             pool, start = self._states[place.rank], holder.slot * of_slots
-        return _view(pool, start + place.offset, place.stride, move)
+        return pool, start + place.offset
+
+
+def _pool_rows(storage: Tensor) -> PoolRows:
+    return HostRows(storage) if storage.device.type == "cpu" else DeviceRows(storage)
 
 
 def _rows(payload: Bytes, move: SegmentMove) -> Bytes:
