@@ -1,13 +1,13 @@
 """Fixtures of the native operations' tests."""
 
-import random
-
 import pytest
 from kernels.native_cases import PoisonedNative
-from ragged_batches import seeded
+from random_inputs import rng
 
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
+
+__all__ = ["native", "rng"]
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +16,3 @@ def native() -> Native:
     if library is None:
         pytest.skip("no C++ compiler")
     return PoisonedNative(library)
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    return seeded(seed)
