@@ -11,18 +11,66 @@ from typing import Any
 
 import torch
 
-from baton.bench.gpu.models import DeviceWeights, StepBytes, write_config
+from baton.bench.gpu.models import DeviceWeights, StepBytes, with_layers, write_config
+from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.assembly.loader import ready_model
+from baton.engine.assembly.loader import divided_model, ready_model
 from baton.engine.engine import Engine
 from baton.engine.models.family_table import read_config
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import LoadFormat
 from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.available import available_memory
+from baton.engine.sizing.plan import MemoryPlan
 
 PROMPT = 128  # tokens of each sequence before its timed steps
 _WARM = 8  # steps that are not timed
+_PERIOD = 4  # layers: after so many, the models' kinds of layers have all been there
 _RANK_BYTES = 16 << 30  # of each GPU: two engines follow each other in one process
+
+
+def options_of(
+    folder: Path,
+    device: torch.device,
+    max_running: int,
+    small: bool = False,
+    ranks: int | None = None,
+) -> EngineConfig:
+    """Return the options of an engine; see `GpuEngine`."""
+    return EngineConfig(
+        model=folder,
+        dtype=torch.float32 if small else torch.bfloat16,
+        device=str(device),
+        load_format=LoadFormat.DUMMY,
+        max_running=max_running,
+        max_model_len=256 if small else 4096,
+        chunked_prefill_size=256 if small else 4096,
+        page_size=16 if small else 64,
+        prefix_caching=False,
+        memory_bytes=1 << 28 if small else None if ranks is None else _RANK_BYTES,
+        tp=ranks or 1,
+    )
+
+
+def fitted(config: dict[str, Any], options: EngineConfig, free: int) -> dict[str, Any]:
+    """Return the config of as many of the model's layers as `free` bytes of a device hold: all, or
+    a multiple of four, and four at least."""
+    layers = int(config["num_hidden_layers"])
+    for count in (layers, *range((layers - 1) // _PERIOD * _PERIOD, _PERIOD, -_PERIOD)):
+        if _fits(part := with_layers(config, count), options, free):
+            return part
+    return with_layers(config, _PERIOD)
+
+
+def _fits(config: dict[str, Any], options: EngineConfig, free: int) -> bool:
+    with TemporaryDirectory() as folder:
+        path = write_config(Path(folder) / "model", config, small=False)
+        model = divided_model(read_config(path, options.dtype, options.ssm_dtype), options.tp)
+    try:
+        MemoryPlan(options, model.config, model.weight_bytes, free)
+    except ConfigError:
+        return False
+    return True
 
 
 class GpuEngine:
@@ -42,21 +90,13 @@ class GpuEngine:
         """
         self._device = device
         small = small or device.type == "cpu"
+        if ranks is None and not small:
+            free = available_memory(device)
+            config = fitted(config, options_of(Path(), device, max_running), free)
+        self.layers = int(config["num_hidden_layers"])
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
-            options = EngineConfig(
-                model=path,
-                dtype=torch.float32 if small else torch.bfloat16,
-                device=str(device),
-                load_format=LoadFormat.DUMMY,
-                max_running=max_running,
-                max_model_len=256 if small else 4096,
-                chunked_prefill_size=256 if small else 4096,
-                page_size=16 if small else 64,
-                prefix_caching=False,
-                memory_bytes=1 << 28 if small else None if ranks is None else _RANK_BYTES,
-                tp=ranks or 1,
-            )
+            options = options_of(path, device, max_running, small, ranks)
             model = read_config(path, options.dtype, options.ssm_dtype)
             if ranks is None:
                 source = DeviceWeights(device, options.dtype)

@@ -61,13 +61,12 @@ GRANITE_SMALL: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
 }
-# Half of its 48 layers: all of them exceed the memory of the card.
-QWEN3_NEXT_HALF: dict[str, Any] = {
+QWEN3_NEXT: dict[str, Any] = {
     **_TOKENS,
     "model_type": "qwen3_next",
     "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
+    "num_hidden_layers": 48,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "head_dim": 256,
@@ -124,14 +123,14 @@ LFM2: dict[str, Any] = {
 MODELS = {
     "Nemotron-Nano-9B-v2": NEMOTRON_9B,
     "Granite-4.0-H-small": GRANITE_SMALL,
-    "Qwen3-Next, 24 of 48 layers": QWEN3_NEXT_HALF,
+    "Qwen3-Next-80B-A3B": QWEN3_NEXT,
     "Kimi-Linear-48B-A3B": KIMI_LINEAR,
 }
 # A few layers of each kind at full size: a layer that waits does so every time.
 FEW_LAYERS = (
     {**NEMOTRON_9B, "hybrid_override_pattern": "M-*-M-*-", "num_hidden_layers": 8},
     {
-        **QWEN3_NEXT_HALF,
+        **QWEN3_NEXT,
         "layer_types": ["linear_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,
     },
@@ -214,6 +213,16 @@ def write_config(folder: Path, config: dict[str, Any], small: bool) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(named), encoding="utf-8")
     return folder
+
+
+def with_layers(config: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return the config of a model of the first `count` layers."""
+    kinds: dict[str, Any] = {
+        name: config[name][:count]
+        for name in ("layer_types", "hybrid_override_pattern")
+        if name in config
+    }
+    return {**config, **kinds, "num_hidden_layers": count}
 
 
 class DeviceWeights:

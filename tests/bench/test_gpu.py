@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.bench.gpu.device_engine import fitted, options_of
+from baton.bench.gpu.models import MODELS
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -33,6 +36,8 @@ def test_a_dry_run_gets_through_every_section():
         "first token",
     ):  # fmt: skip
         assert section in table, section
+    (parity,) = (line for line in table.splitlines() if line.startswith("parity tests"))
+    assert "1 passed" in parity
 
 
 def test_without_a_gpu_it_says_what_it_can_do():
@@ -43,3 +48,19 @@ def test_without_a_gpu_it_says_what_it_can_do():
         env=os.environ | {"PYTHONPATH": str(ROOT / ".types")}, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "--dry-run" in done.stderr
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_cut_to_the_layers_that_a_card_holds(name: str):
+    config, options = MODELS[name], options_of(Path(), torch.device("cuda", 0), 64)
+    card = 78 << 30
+    assert (
+        fitted(config, options, card)["num_hidden_layers"]
+        == {
+            "Nemotron-Nano-9B-v2": 56,
+            "Granite-4.0-H-small": 32,
+            "Qwen3-Next-80B-A3B": 16,
+            "Kimi-Linear-48B-A3B": 16,
+        }[name]
+    )
+    assert fitted(config, options, card * 4) == config

@@ -3,7 +3,7 @@ the tests use."""
 
 from typing import Any
 
-from baton.bench.gpu.models import GRANITE_SMALL, KIMI_LINEAR, NEMOTRON_9B, QWEN3_NEXT_HALF
+from baton.bench.gpu.models import GRANITE_SMALL, KIMI_LINEAR, NEMOTRON_9B, QWEN3_NEXT
 
 FALCON_34B: dict[str, Any] = {
     "model_type": "falcon_h1",
@@ -24,11 +24,6 @@ FALCON_34B: dict[str, Any] = {
     "vocab_size": 261120,
     "max_position_embeddings": 262144,
     "tie_word_embeddings": False,
-}
-QWEN3_NEXT: dict[str, Any] = {
-    **QWEN3_NEXT_HALF,
-    "num_hidden_layers": 48,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12,
 }
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3",

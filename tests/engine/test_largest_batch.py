@@ -132,7 +132,7 @@ def test_a_gpu_too_small_is_named_before_a_weight_is_read(tmp_path: Path) -> Non
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = write_config(tmp_path / "model", NEMOTRON_9B, small=False)
-    with pytest.raises(ConfigError, match="device is cuda, but torch finds no GPU"):
+    with pytest.raises(ConfigError, match="device is cuda:0, but torch finds no GPU"):
         Engine.load(options(path))
 
 
