@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from baton.api.access.keys import read_keys
+from baton.core.address import is_loopback
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
-from baton.core.loopback import is_loopback
 from baton.deploy.errors import StartError
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 

@@ -1,13 +1,30 @@
 """The choice between fetching a prefix from another worker and computing it here."""
 
-from baton.core.recent_rate import RecentRate
-
 _KEPT = 0.8
 """The part of what was measured that counts on at the next fetch."""
 _FIRST = 1
 """Fetches that are not measured: the first one connects."""
 _AGAIN = 16
 """Prefixes that are computed because that is sooner, before one is fetched to measure anew."""
+
+
+class RecentRate:
+    """The rate of the newest measurements: each weighs `kept` of what it did before the next."""
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self._bytes = 0.0
+        self._seconds = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return bytes a second; 0: not known."""
+        return self._bytes / self._seconds if self._seconds else 0.0
+
+    def took(self, size: int, seconds: float) -> None:
+        """Note that `size` bytes took `seconds`."""
+        self._bytes = self._kept * self._bytes + size
+        self._seconds = self._kept * self._seconds + seconds
 
 
 class FetchCost:

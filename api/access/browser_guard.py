@@ -13,9 +13,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.api.replies import error_response
+from baton.core.address import is_loopback
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.loopback import is_loopback
 
 JSON = "application/json"
 _BODYLESS = {"GET", "HEAD", "OPTIONS"}

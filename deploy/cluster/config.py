@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from baton.core.address import WILDCARDS
+from baton.core.address import WILDCARDS, is_loopback
 from baton.core.errors import ConfigError
-from baton.core.loopback import is_loopback
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.cluster_name import check_name, new_name

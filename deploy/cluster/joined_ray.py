@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton.core.loopback import is_loopback
+from baton.core.address import is_loopback
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.ray_nodes import RayNode

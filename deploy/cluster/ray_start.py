@@ -24,7 +24,7 @@ from ray._private.authentication.authentication_token_setup import (
     Config,
 )
 
-from baton.core.loopback import is_loopback
+from baton.core.address import is_loopback
 from baton.deploy.errors import StartError
 from baton.deploy.files.state_file import folder
 

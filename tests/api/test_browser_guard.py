@@ -19,7 +19,7 @@ from baton.api.http import MetricsPage, make_app
 from baton.api.server.http_server import HttpServer
 from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
-from baton.core.loopback import is_loopback
+from baton.core.address import is_loopback
 from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.routes import router_routes
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.core.address import is_loopback
 from baton.core.errors import ConfigError
-from baton.core.loopback import is_loopback
 from baton.transfer.errors import ChannelError
 
 LOOPBACK = "lo"
