@@ -3,9 +3,9 @@
 import time
 
 from baton.engine.request.events import Scheduled, TokenSampled
+from baton.prefill.messages import HandoffName
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import logprob_to_proto
-from baton.worker.handoff_name import HandoffName
 from baton.worker.metrics import WorkerMetrics
 
 

@@ -1,14 +1,21 @@
 """Messages from the prefill worker to a decode rank about one hand-off."""
 
 from collections.abc import Callable
+from typing import TypedDict
 
 from baton.engine.request.events import PromptScored
 from baton.prefill.drains import WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import prompt_logprobs_to_proto
-from baton.worker.handoff_name import HandoffName
 
 Send = Callable[[handoff_pb2.PrefillMessage], None]
+
+
+class HandoffName(TypedDict):
+    """The name of one hand-off. attempt: the rank's count of hand-offs of the request."""
+
+    request_id: str
+    attempt: int
 
 
 class HandoffMessages:

@@ -18,7 +18,7 @@ from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.engine_request import EngineRequest
 from baton.prefill.first_token import FirstTokenRecord
 from baton.prefill.handoff_writer import HandoffWriter
-from baton.prefill.messages import HandoffMessages
+from baton.prefill.messages import HandoffMessages, HandoffName
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import WriterState
@@ -33,7 +33,6 @@ from baton.transfer.tickets import Claim
 from baton.worker.caller_span import CallerSpan
 from baton.worker.context import WorkerContext
 from baton.worker.convert import finished_of
-from baton.worker.handoff_name import HandoffName
 from baton.worker.prefix_fetcher import PrefixFetcher
 
 

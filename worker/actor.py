@@ -12,8 +12,7 @@ from baton.core import logs
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
 from baton.worker.config import WorkerConfig
-from baton.worker.runtime import MakeRole, WorkerRuntime
-from baton.worker.started import WorkerStarted
+from baton.worker.runtime import MakeRole, WorkerRuntime, WorkerStarted
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 90.0

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from baton.worker.registration import Registration
 from baton.worker.registrations import Registrations
 from baton.worker.reporter import Reporter
 from baton.worker.service import WorkerServicer
-from baton.worker.started import WorkerStarted
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,16 @@ DRAIN_POLL_S = 0.02
 PLACED_BEFORE_S = 0.1  # for requests that a router placed here before it heard of the leaving
 LEAVE_NOTICE_S = 1.0  # for routers to acknowledge that this worker leaves
 ENGINE_STOP_S = 60.0  # the longest step
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """The report of a worker that serves."""
+
+    worker_id: str
+    incarnation: int
+    address: str  # host:port of its gRPC server
+    pid: int
 
 
 class WorkerRuntime:

@@ -35,7 +35,7 @@ from baton.deploy.process.ports import PortKeeper
 from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity
 from baton.rpc.revoked import REVOKED, read_revoked
-from baton.worker.started import WorkerStarted
+from baton.worker.runtime import WorkerStarted
 
 _TAKE_OVER_S = 10.0  # for the answers of those that serve; the rest are being restarted
 

@@ -25,7 +25,7 @@ from baton.engine.settings.config import EngineConfig
 from baton.prefill.actor import PrefillActor
 from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig
-from baton.worker.started import WorkerStarted
+from baton.worker.runtime import WorkerStarted
 
 STOP_MARGIN_S = 5.0
 _REMEDY = (

@@ -14,7 +14,7 @@ from baton.engine.request.request import Holding
 from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.drains import Drains, WrittenTicket
 from baton.prefill.handoff_writer import HandoffWriter
-from baton.prefill.messages import HandoffMessages
+from baton.prefill.messages import HandoffMessages, HandoffName
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import WriterState
@@ -23,7 +23,6 @@ from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.memory.regions import EngineMemory, Holder
 from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
-from baton.worker.handoff_name import HandoffName
 
 S = WriterState
 CLAIM = Claim(5, 9, 1, 2)

@@ -27,8 +27,7 @@ from baton.rpc.convert import sampling_to_proto
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.handoff import HandoffState
 from baton.worker.config import WorkerConfig
-from baton.worker.runtime import WorkerRuntime
-from baton.worker.started import WorkerStarted
+from baton.worker.runtime import WorkerRuntime, WorkerStarted
 
 DEADLINE_S = 60.0
 """The deadline of every wait in a test. Long: it is only met where something hangs, on the slowest
