@@ -21,7 +21,7 @@ from baton.deploy.cluster.preflight import check_model
 from baton.deploy.demo_clients import ask_grpc, ask_openai
 from baton.deploy.errors import DeployError
 from baton.deploy.process.since_start import seconds_since_command
-from baton.deploy.process.stop_signal import stop_on_signals
+from baton.deploy.process.stop import stop_on_signals
 from baton.deploy.terminal.progress import shown
 from baton.deploy.terminal.status_table import render
 from baton.deploy.terminal.timings_line import first_token, second_token

@@ -13,7 +13,7 @@ import uvloop
 from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
 from baton.bench.contract import percentile
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.process.malloc_tuning import keep_what_is_loaded
+from baton.deploy.process.tuning import keep_what_is_loaded
 
 DEADLINE_S = 600.0
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
-from baton.deploy.client.api_key import key_header
+from baton.deploy.client.router_client import key_header
 from baton.deploy.client.router_options import RouterAddress
 
 _EVENT = re.compile(rb"^data: (\{.*\})\r?$", re.MULTILINE)

@@ -14,7 +14,7 @@ from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
 from baton.bench.contract import percentile
 from baton.bench.prefix.trace import BLOCK, TraceRequest
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.process.malloc_tuning import keep_what_is_loaded
+from baton.deploy.process.tuning import keep_what_is_loaded
 
 
 def conversations(requests: Sequence[TraceRequest]) -> list[list[TraceRequest]]:

@@ -14,8 +14,7 @@ import uvloop
 
 from baton.bench.sessions.canned_rank import CannedRank, hello_of, stay_registered
 from baton.core.errors import PeerLostError
-from baton.deploy.process.interpreter import switch_often
-from baton.deploy.process.malloc_tuning import keep_what_is_loaded
+from baton.deploy.process.tuning import keep_what_is_loaded, switch_often
 from baton.proto import common_pb2
 from baton.router.actor import RouterActor
 from baton.router.config import RouterConfig

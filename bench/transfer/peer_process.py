@@ -15,7 +15,7 @@ import uvloop
 from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_handler
 
 from baton.bench.transfer.pools import TOKENS, Pools
-from baton.deploy.process.malloc_tuning import keep_freed_memory
+from baton.deploy.process.tuning import keep_freed_memory
 from baton.rpc.channel_options import DATA_OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.transfer.channels import registry

@@ -13,7 +13,7 @@ from baton.bench.transfer import handover, unequal
 from baton.bench.transfer.pools import CASES, TransferCase
 from baton.bench.transfer.sides import Sides, joined, names
 from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
-from baton.deploy.process.malloc_tuning import keep_freed_memory
+from baton.deploy.process.tuning import keep_freed_memory
 from baton.engine.layout.layout import SlotLayout
 
 

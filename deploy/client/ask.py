@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from baton.deploy.client.api_key import key_header
+from baton.deploy.client.router_client import key_header
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.errors import DeployError, NotRunning
 

@@ -13,8 +13,7 @@ from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.client.url_control import UrlControl
 from baton.deploy.errors import NotRunning
 from baton.deploy.files.state_file import ClusterState, newest
-from baton.deploy.messages.control import ask
-from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.control import DESCRIBE, STOP, ask
 from baton.deploy.messages.start_progress import Silent, StartProgress
 
 _AGAIN_S = 0.2

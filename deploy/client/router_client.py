@@ -7,11 +7,15 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote
 
-from baton.deploy.client.api_key import key_header
 from baton.deploy.client.trust import Trust
 from baton.deploy.errors import NotRunning, RouterRefused
 
 DEADLINE_S = 10.0
+
+
+def key_header(api_key: str) -> dict[str, str]:
+    """Return the header that carries an API key; none for an empty one."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 class RouterClient:

@@ -10,11 +10,10 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from baton.deploy.client.api_key import key_header
+from baton.deploy.client.router_client import key_header
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.errors import DeployError, NotRunning
-from baton.deploy.messages.control import SILENCE_S, answer_in, request_line
-from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.control import DESCRIBE, SILENCE_S, STOP, answer_in, request_line
 from baton.deploy.messages.start_progress import Silent, StartProgress
 
 _CONNECT_S = 5.0

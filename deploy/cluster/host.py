@@ -17,8 +17,7 @@ from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces, following
 from baton.deploy.errors import StartError
-from baton.deploy.process.interpreter import switch_often
-from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.deploy.process.tuning import keep_freed_memory, keep_what_is_loaded, switch_often
 from baton.worker.config import WorkerConfig
 
 _AGAIN_S = 2.0

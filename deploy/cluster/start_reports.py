@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from baton.deploy.messages.start_progress import StartProgress
-from baton.deploy.process.stop_signal import StopWanted
+from baton.deploy.process.stop import StopWanted
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.cluster.start_reports import StartReports
 from baton.deploy.errors import ControlError
 from baton.deploy.files.state_file import ClusterState, control_path, published
-from baton.deploy.messages.control import Handler, Handlers, listening
-from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.control import DESCRIBE, STOP, Handler, Handlers, listening
 from baton.deploy.messages.start_progress import StartProgress
 
 _LOOK_S = 0.5

@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 
 from baton.deploy.client.control_client import control_from, control_options
-from baton.deploy.cluster.rolling_requests import RESTART, ROLES, RestartRequest
+from baton.deploy.cluster.change_requests import RESTART, ROLES, RestartRequest
 from baton.deploy.terminal.progress import Lines
 
 

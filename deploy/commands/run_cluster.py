@@ -17,9 +17,8 @@ from baton.deploy.config_from import config_from
 from baton.deploy.errors import StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
-from baton.deploy.process.exit_now import exit_now
 from baton.deploy.process.since_start import seconds_since_command
-from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.process.stop import StopWanted, exit_now, stop_on_signals
 from baton.deploy.terminal.greeting import greet, greeting_of
 from baton.deploy.terminal.progress import shown
 

@@ -15,7 +15,7 @@ from baton.deploy.cluster.start_reports import StartReport
 from baton.deploy.errors import StartError
 from baton.deploy.messages.start_progress import StartProgress
 from baton.deploy.process.since_start import seconds_since_command
-from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.process.stop import StopWanted, stop_on_signals
 from baton.deploy.terminal.greeting import Greeting, greet
 from baton.deploy.terminal.progress import shown
 

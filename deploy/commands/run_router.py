@@ -14,8 +14,7 @@ from baton.core import logs
 from baton.core.errors import BatonError
 from baton.deploy.config_from import router_from
 from baton.deploy.errors import StartError
-from baton.deploy.process.interpreter import switch_often
-from baton.deploy.process.malloc_tuning import keep_what_is_loaded
+from baton.deploy.process.tuning import keep_what_is_loaded, switch_often
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer, router_credentials
 

@@ -20,8 +20,7 @@ from baton.deploy.config_from import engine_from
 from baton.deploy.errors import EngineLostError, StartError
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import verify_from
-from baton.deploy.process.interpreter import switch_often
-from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.deploy.process.tuning import keep_freed_memory, keep_what_is_loaded, switch_often
 from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.engine import Engine

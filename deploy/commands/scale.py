@@ -6,7 +6,7 @@ import click
 from rich.console import Console
 
 from baton.deploy.client.control_client import control_from, control_options
-from baton.deploy.cluster.scale_request import SCALE, ScaleRequest, parse_counts
+from baton.deploy.cluster.change_requests import SCALE, ScaleRequest, parse_counts
 from baton.deploy.terminal.progress import Lines
 
 

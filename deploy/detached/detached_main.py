@@ -35,11 +35,9 @@ from baton.deploy.files.state_file import (
     process_named,
     published,
 )
-from baton.deploy.messages.control import Handlers, listening
-from baton.deploy.messages.control_names import DESCRIBE, STOP
+from baton.deploy.messages.control import DESCRIBE, STOP, Handlers, listening
 from baton.deploy.messages.start_progress import StartProgress
-from baton.deploy.process.exit_now import exit_now
-from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.process.stop import StopWanted, exit_now, stop_on_signals
 
 _HEAD = "node:__internal_head__"
 _LOOK_S = 0.2

@@ -22,7 +22,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.files.owned_folder import kept_folder
 from baton.deploy.files.state_file import folder
 from baton.deploy.messages.start_progress import Silent
-from baton.deploy.process.stop_signal import StopWanted
+from baton.deploy.process.stop import StopWanted
 from baton.deploy.terminal.greeting import Greeting, greeting_of
 
 NAME = "supervisor"

@@ -31,6 +31,10 @@ SILENCE_S = 900.0
 """Longest wait between two lines of the answer: a worker's start, or a drain."""
 
 
+STOP = "stop"
+DESCRIBE = "describe"
+
+
 class _Told:
     """A `StartProgress` that sends reports to the requesting command until it disconnects."""
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from baton.deploy.cluster.change_lock import ChangeLock
-from baton.deploy.cluster.rolling_requests import DrainRequest, RestartRequest
+from baton.deploy.cluster.change_requests import DrainRequest, RestartRequest
 from baton.deploy.commands.restart import restart
 from baton.deploy.errors import ControlError, ScaleError
 

@@ -14,8 +14,8 @@ import pytest
 from deploy.wired import wired
 
 from baton.core.role import Role
+from baton.deploy.cluster.change_requests import ScaleRequest, parse_counts
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.scale_request import ScaleRequest, parse_counts
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
 from baton.deploy.messages.control import Handler, ask, listening, request_line
 from baton.deploy.messages.start_progress import Silent, StartProgress

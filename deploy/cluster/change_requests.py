@@ -1,17 +1,63 @@
-"""The requests of `baton restart` and `baton drain`, and their handling where the cluster runs.
+"""The requests of `baton scale`, `baton restart` and `baton drain` to whoever runs the cluster.
 
 This module imports nothing of a cluster, so that the commands start at once.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from baton.deploy.errors import ControlError
 
+SCALE = "scale"
 RESTART = "restart"
 DRAIN = "drain"
 ROLES = ("prefill", "decode", "router")
+_SCALED = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class ScaleRequest:
+    """The number of workers that there should be of each named role."""
+
+    counts: Mapping[str, int]  # by role
+    drain_s: float  # seconds for running requests on a worker that leaves
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"counts": dict(self.counts), "drain_s": self.drain_s}
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+        """Parse what `arguments` returned. Raises ControlError for anything else."""
+        counts, drain_s = arguments.get("counts"), arguments.get("drain_s")
+        if (
+            not isinstance(counts, dict)
+            or not all(role in _SCALED and type(n) is int for role, n in counts.items())
+            or not isinstance(drain_s, int | float)
+            or drain_s < 0
+        ):
+            raise ControlError(
+                f"{SCALE} takes counts, as in {{'decode': 4}}, and drain_s, seconds from 0; got "
+                f"{dict(arguments)}"
+            )
+        return cls(counts, float(drain_s))
+
+
+def parse_counts(words: tuple[str, ...]) -> dict[str, int]:
+    """Parse words such as `decode=4` into counts by role. Raises ValueError with the reason."""
+    counts: dict[str, int] = {}
+    for word in words:
+        found = re.fullmatch(r"(prefill|decode)=(\d+)", word)
+        if found is None:
+            raise ValueError(f"{word!r} is not prefill=COUNT or decode=COUNT")
+        if found[1] in counts:
+            raise ValueError(f"{found[1]} is given twice")
+        counts[found[1]] = int(found[2])
+    if not counts:
+        raise ValueError("name a role and how many of it there should be, as in decode=4")
+    return counts
 
 
 @dataclass(frozen=True)

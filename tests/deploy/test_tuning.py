@@ -8,7 +8,7 @@ import pytest
 DEADLINE_S = 60.0
 MESSAGES = """
 import resource
-from baton.deploy.process.malloc_tuning import keep_freed_memory
+from baton.deploy.process.tuning import keep_freed_memory
 
 if not keep_freed_memory():
     print(-1)

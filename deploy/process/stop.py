@@ -1,9 +1,12 @@
-"""SIGINT and SIGTERM as one request to stop."""
+"""The stop of a process: SIGINT and SIGTERM as one request for it, and an end at once."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 
 class StopWanted(KeyboardInterrupt):
@@ -29,3 +32,14 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def exit_now(code: int = 0) -> NoReturn:
+    """End this process at once. Everything that must be closed is closed.
+
+    The interpreter would free torch's and Ray's modules one by one, which takes one to four seconds
+    in which `baton stop` waits.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
