@@ -22,8 +22,7 @@ from baton.engine.request.events import TokenSampled
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
-from baton.engine.speculation.device_ngram import DeviceNgram
-from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers
 from baton.engine.speculation.shared_source import SharedSource

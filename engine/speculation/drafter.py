@@ -6,9 +6,8 @@ from baton.core.drafts import DraftSource
 from baton.engine.request.request import Request
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
-from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.draft_choice import DraftChoice
-from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
 from baton.engine.speculation.ruled_drafts import RuledDrafts

@@ -1,9 +1,19 @@
-"""Guesses from a request's own tokens: what followed the same last few tokens before."""
+"""Guesses from a request's own tokens, on the host and on the device: what followed the same last
+few tokens before.
+"""
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from baton.engine.memory.request_tables import RequestTables
+from baton.kernels.base import Kernels
+from baton.kernels.torch_kernels import TORCH
+
 # Tokens that must be the same: as many as possible, at most and at least so many.
 LONGEST, SHORTEST = 4, 2
+SEARCHED = 4096
+"""Tokens of a sequence, its newest ones, that are searched on the device."""
 
 
 class _History:
@@ -42,3 +52,19 @@ class NgramProposer:
     def forget(self, serial: int) -> None:
         """See `Proposer`."""
         self._histories.pop(serial, None)
+
+
+class DeviceNgram:
+    """Guesses the tokens that followed the newest n-gram where it occurred last, as `NgramProposer`
+    does, among the newest `SEARCHED` tokens.
+    """
+
+    def __init__(self, kernels: Kernels = TORCH) -> None:
+        self._kernels = kernels
+
+    def propose(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        """See `DeviceProposer`."""
+        sizes = SHORTEST, LONGEST
+        return self._kernels.guess_ngrams(tables.tokens, rows, ends, SEARCHED, sizes, most)

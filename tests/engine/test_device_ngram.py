@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from baton.engine.memory.request_tables import RequestTables, TableSizes
-from baton.engine.speculation import device_ngram
-from baton.engine.speculation.device_ngram import DeviceNgram
-from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation import ngram
+from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import select
 from baton.kernels.kernel_choice import KernelChoice
@@ -39,7 +38,7 @@ def test_guesses_are_those_of_the_host(
     most: int,
     kernels: Kernels,
 ) -> None:
-    monkeypatch.setattr(device_ngram, "SEARCHED", searched)
+    monkeypatch.setattr(ngram, "SEARCHED", searched)
     sequences = [
         [seeded.randrange(seeded.choice([2, 4, 40])) for _ in range(length)]
         for length in (1, 2, 3, 5, *(seeded.randint(4, LENGTH) for _ in range(40)), LENGTH)

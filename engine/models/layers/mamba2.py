@@ -13,7 +13,7 @@ from baton.engine.layout.layout import RecurrentShape
 from baton.engine.layout.shards import SubBlock, length
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
-from baton.engine.models.layers.shared_norm import SharedGroupNorm
+from baton.engine.models.layers.norm import SharedGroupNorm
 from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
