@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from baton.api.access.key_accounts import KeyAccounts
-from baton.api.backend import Backend, GenerateRequest, TokenEvent
-from baton.api.wrapped_backend import WrappedBackend
+from baton.api.backend import Backend, GenerateRequest, TokenEvent, WrappedBackend
 from baton.core.finish import Finished
 
 

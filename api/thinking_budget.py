@@ -9,9 +9,9 @@ from baton.api.backend import (
     GenerateRequest,
     ThinkingBudget,
     TokenEvent,
+    WrappedBackend,
 )
 from baton.api.requests import new_request_id
-from baton.api.wrapped_backend import WrappedBackend
 from baton.core.finish import Finished
 from baton.text.detokenizer import make_detokenizer
 from baton.text.tokenizer import Tokenizer

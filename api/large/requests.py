@@ -1,13 +1,37 @@
 """Large requests of one server: their bytes, and the processes that read them."""
 
+import asyncio
+import time
 from array import array
 from pathlib import Path
 
 from baton.api.errors import invalid
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob, Parsed, ParseJob
-from baton.api.large.pace import Pace
 from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
+
+BYTES_PER_S = 100 << 20
+"""A quarter of a core. Tokenising what comes takes ten times as long."""
+BURST_S = 0.005
+"""The most time that was not used and may be used later."""
+
+
+class Pace:
+    """The bound on the bytes of all large bodies together.
+
+    A server stops reading a connection until its last part was taken: a reader that waits keeps
+    its client waiting, and no bytes pile up.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0  # when all parts so far have had their time
+
+    async def took(self, size: int) -> None:
+        """Wait for the end of the time that a part of `size` bytes may take."""
+        now = time.monotonic()
+        self._due = max(self._due, now - BURST_S) + size / BYTES_PER_S
+        if self._due > now:
+            await asyncio.sleep(self._due - now)
 
 
 class LargeRequests:

@@ -1,5 +1,8 @@
 """The limits of one server's client ports, in the form that its HTTP and gRPC servers take."""
 
+import logging
+import os
+import resource
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +11,14 @@ from prometheus_client import CollectorRegistry
 from baton.api.access.client_limits import ClientLimits
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.call_log import CallLog
-from baton.api.server.descriptors import client_connections
+
+log = logging.getLogger(__name__)
+
+RESERVE = 64
+"""Descriptors that clients never hold: workers, files, and connections that are told to leave."""
+LEAST = 16
+_GRPC_PART = 4
+"""gRPC's clients get one part of so many."""
 
 
 @dataclass(frozen=True)
@@ -33,3 +43,19 @@ class ClientGuard:
         limits = limits or ClientLimits()
         metrics = metrics or ClientMetrics("router", CollectorRegistry())
         return cls(limits, metrics, *client_connections(limits.connections), calls)
+
+
+def client_connections(wanted: int) -> tuple[int, int]:
+    """Return the most HTTP and the most gRPC connections: `wanted` in all, or fewer where the
+    process may not open so many files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = limit - len(os.listdir("/proc/self/fd")) - RESERVE
+    most = max(min(wanted, free), LEAST)
+    if most < wanted:
+        log.warning(
+            "clients may hold %d connections instead of %d: this process may open %d files "
+            "(`ulimit -n`)",
+            most, wanted, limit,
+        )  # fmt: skip
+    grpc = most // _GRPC_PART
+    return most - grpc, grpc

@@ -11,9 +11,8 @@ import pytest
 
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob
-from baton.api.large.pace import BURST_S, BYTES_PER_S, Pace
 from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
-from baton.api.large.requests import LargeRequests
+from baton.api.large.requests import BURST_S, BYTES_PER_S, LargeRequests, Pace
 from baton.api.large.turns import Turns
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError

@@ -9,7 +9,7 @@ import uvloop
 from fake_workers import FakeRank, FakeWorker, tokens_of
 from router_neighbours import Cluster
 
-from baton.api.server import descriptors
+from baton.api.server import client_guard
 
 
 async def serve(folder: Path) -> None:
@@ -25,5 +25,5 @@ if __name__ == "__main__":
     files = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if "unbounded" in sys.argv:  # let the process run out of descriptors
-        descriptors.RESERVE = -100_000
+        client_guard.RESERVE = -100_000
     uvloop.run(serve(Path(sys.argv[1])))
