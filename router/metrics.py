@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 from prometheus_client import generate_latest
 
+from baton.api.admission.admission_queue import AdmissionQueue
 from baton.core.finish import Timings, Usage
 from baton.router.cluster_metrics import ClusterMetrics
 from baton.router.key_metrics import KeyMetrics
 from baton.router.latency_histogram import LatencyHistogram
 from baton.router.metric_factory import BUCKETS, RouterMetricFactory
-from baton.router.queue_metrics import QueueMetrics
 
 TTFT_PARTS = ("router_queue", "prefill_queue", "prefill", "delivery", "network")
 SECOND_TOKEN_PARTS = ("transfer", "decode_wait", "first_decode_step")
+REFUSALS = ("full", "displaced", "timeout")
 
 
 class RouterMetrics:
@@ -120,3 +121,32 @@ def _ttft_parts(t: Timings) -> tuple[int, ...]:
 
 def _second_parts(t: Timings) -> tuple[int, ...]:
     return t.transfer_us, t.decode_wait_us, t.first_decode_step_us
+
+
+class QueueMetrics:
+    """The queue's length, how fast it empties, and whom it refused."""
+
+    def __init__(self, make: RouterMetricFactory) -> None:
+        self._waiting = make.gauge(
+            "requests_waiting", "Requests that wait at the router for room on the workers."
+        )
+        self._tokens = make.gauge(
+            "waiting_tokens", "Tokens of the requests that wait at the router."
+        )
+        self._rate = make.gauge(
+            "drain_rate", "Tokens a second that left the queue while something waited; 0: none yet."
+        )
+        self._refusals = make.counter(
+            "queue_refusals", "Requests that the queue had no room or no time for.", "reason"
+        )
+        for reason in REFUSALS:  # a rate needs the 0 before the first one
+            self._refusals.labels(reason)
+
+    def serves(self, queue: AdmissionQueue) -> None:
+        """Export a queue. It is read when metrics are scraped."""
+        self._waiting.set_function(lambda: queue.waiting)
+        self._tokens.set_function(lambda: queue.waiting_tokens)
+        self._rate.set_function(lambda: queue.tokens_per_s)
+
+    def refused(self, reason: str) -> None:
+        self._refusals.labels(reason).inc()

@@ -7,8 +7,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from baton.api.access.access import abortable_by
 from baton.router.cluster_info import metrics_path, scrape_targets
 from baton.router.cluster_view.worker_table import WorkerTable
+from baton.router.explain.explanations import Explanations
 
 
 def router_routes(
@@ -34,3 +36,13 @@ def router_routes(
         Route("/prometheus/targets", targets, methods=["GET"]),
         Route(metrics_path("{worker_id}"), page, methods=["GET"]),
     ]
+
+
+def explain_routes(explanations: Explanations) -> list[BaseRoute]:
+    """Return the route. An API key without scope admin sees its own requests alone."""
+
+    async def explain(request: Request) -> Response:
+        name = request.path_params["request_id"]
+        return JSONResponse(explanations.find(name, abortable_by(request)))
+
+    return [Route("/explain/{request_id}", explain, methods=["GET"])]

@@ -34,12 +34,11 @@ from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.config import RouterConfig
 from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
-from baton.router.explain.explain_route import explain_routes
 from baton.router.health import watch_health
 from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.profiles import profile_routes
-from baton.router.routes import router_routes
+from baton.router.routes import explain_routes, router_routes
 from baton.router.service import RouterBackend
 from baton.router.sessions.rank_session import SessionOptions
 from baton.rpc.client_tls import ClientTls

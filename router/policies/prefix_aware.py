@@ -1,12 +1,12 @@
 """Placement where least is left to compute."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from baton.core.role import Role
 from baton.router.placement.policy import Policy
-from baton.router.placement.prefix_waits import PrefixWaits
 from baton.router.placement.rotation import Rotation
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 
@@ -21,6 +21,8 @@ PAIRED = 4
 EVEN = 1.25
 """Speeds that differ by less than this factor count as equal: they are measured as the workers
 run, and turns among equals are worth more than such a difference."""
+MOST_PREFIXES = 4096
+"""Prefixes that are remembered: those for which prompts waited last."""
 
 
 class PrefixAware(Policy):
@@ -155,6 +157,31 @@ class PrefixAware(Policy):
         near = sorted([row for row in near if cached[row] == deepest])
         least = min([fullness[row] for row in near])
         return [row for row in near if fullness[row] == least]
+
+
+class PrefixWaits:
+    """The queued tokens behind which prompts of each prefix have been put, although a queue
+    elsewhere was shorter.
+
+    Who copies a prefix as soon as the waits for it are worth the copy pays at most twice what one
+    would pay who knows how many prompts of it will come.
+    """
+
+    def __init__(self, most: int = MOST_PREFIXES) -> None:
+        self._most = most
+        self._tokens: OrderedDict[int, int] = OrderedDict()
+
+    def reached(self, prefix: int, tokens: int, bound: int) -> bool:
+        """Add a wait behind `tokens` queued tokens, or begin anew and return True where `bound`
+        would be exceeded.
+        """
+        waited = self._tokens.pop(prefix, 0) + tokens
+        if waited > bound:
+            return True
+        self._tokens[prefix] = waited
+        if len(self._tokens) > self._most:
+            self._tokens.popitem(last=False)
+        return False
 
 
 def _rank_reason(view: ClusterView, chosen: int) -> str:
