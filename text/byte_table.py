@@ -1,8 +1,13 @@
-"""The bytes that each token of a byte-level tokenizer adds to the text."""
+"""The bytes that tokens stand for: each token of a byte-level tokenizer, and the longest one."""
 
+import json
 from functools import cache
+from typing import Any
 
 import tokenizers
+
+_KEEPS_ALL = {"ByteLevel", "Digits", "Punctuation", "Split"}
+"""Steps before the merges that remove no character; `Split` unless its behaviour is Removed."""
 
 
 class ByteTable(dict[int, bytes]):
@@ -38,3 +43,34 @@ def byte_alphabet() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def longest_token(backend: tokenizers.Tokenizer) -> int | None:
+    """Return the bytes of the longest token; None where a token may stand for any number.
+
+    Known for byte-level merges without a normaliser: each byte of a text is in exactly one token.
+    Normalisers may remove text, other models have one token for anything unknown, and added tokens
+    may take the spaces beside them.
+    """
+    added = backend.get_added_tokens_decoder().values()
+    if backend.normalizer is not None or any(token.lstrip or token.rstrip for token in added):
+        return None
+    if not isinstance(backend.model, tokenizers.models.BPE) or not _keeps_all(backend):
+        return None
+    vocab = backend.get_vocab(with_added_tokens=False)
+    if not byte_alphabet().keys() <= vocab.keys():
+        return None
+    longest = max(map(len, vocab))  # a character of a piece is one byte
+    return max([longest, *(len(token.content.encode()) for token in added)])
+
+
+def _keeps_all(backend: tokenizers.Tokenizer) -> bool:
+    """Return True if every byte of a text reaches the merges."""
+    if backend.pre_tokenizer is None:
+        return False
+    state: dict[str, Any] = json.loads(backend.pre_tokenizer.__getstate__())
+    steps: list[dict[str, Any]] = state.get("pretokenizers", [state])
+    kept = all(
+        step["type"] in _KEEPS_ALL and step.get("behavior", "") != "Removed" for step in steps
+    )
+    return kept and any(step["type"] == "ByteLevel" for step in steps)

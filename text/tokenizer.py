@@ -5,11 +5,10 @@ from pathlib import Path
 
 import tokenizers
 
-from baton.text.byte_table import ByteTable
+from baton.text.byte_table import ByteTable, longest_token
 from baton.text.errors import EncodingError, TokenizerFileError
 from baton.text.model_folder import read_text
 from baton.text.special_tokens import SpecialTokens, read_special_tokens
-from baton.text.token_bytes import longest_token
 
 
 class Tokenizer:

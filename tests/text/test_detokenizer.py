@@ -5,8 +5,7 @@ import toy_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.text.byte_detokenizer import ByteDetokenizer
-from baton.text.detokenizer import WindowDetokenizer, make_detokenizer
+from baton.text.detokenizer import ByteDetokenizer, WindowDetokenizer, make_detokenizer
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from baton.text.token_bytes import longest_token
+from baton.text.byte_table import longest_token
 from baton.text.tokenizer import Tokenizer
 
 ANY = 1 << 30
