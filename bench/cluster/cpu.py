@@ -1,7 +1,8 @@
-"""The CPU time of a cluster's processes by their part in it."""
+"""The CPU time of a cluster's processes: by their part in it, and while they wait for work."""
 
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from baton.deploy.cluster.cluster import Cluster
 
 CLIENT, ROUTER, RANK, REST = "client", "router", "rank", "rest"
 """This process; the router; the decode ranks; prefill workers, Ray and the bare engines."""
+WINDOW_S = 5.0
 
 
 class ClusterCpu:
@@ -59,3 +61,24 @@ def _spent(process: psutil.Process) -> float:
         times = process.cpu_times()
         return float(times.user + times.system)
     return 0.0
+
+
+def cpu_percent(pids: Mapping[str, int]) -> dict[str, float]:
+    """Return each process's use of one core over WINDOW_S, in percent.
+
+    pids: process ids by name.
+    """
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    before = {name: _seconds(process) for name, process in processes.items()}
+    began = time.monotonic()
+    time.sleep(WINDOW_S)
+    elapsed = time.monotonic() - began
+    return {
+        name: 100 * (_seconds(process) - before[name]) / elapsed
+        for name, process in processes.items()
+    }
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -13,7 +13,7 @@ import click
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster import load
-from baton.bench.cluster.bare_process import BareProcess, bare_processes, output_rate
+from baton.bench.cluster.bare_engine import BareProcess, bare_processes, output_rate
 from baton.bench.cluster.cpu import CLIENT, RANK, REST, ROUTER, ClusterCpu
 from baton.bench.cluster.load import Load
 from baton.bench.contract import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from baton.bench.cluster import idle, load, scrape
+from baton.bench.cluster import cpu, load, scrape
 from baton.bench.cluster.bare_engine import BareEngine
 from baton.bench.cluster.load import Load
 from baton.bench.cluster.needed import handoff_bytes
@@ -113,7 +113,7 @@ class _Measured:
             warm = Load(1, 1, shape.input_len, 2)
             start_s = _start_seconds(cluster, warm, warm.draw(rng, model.vocab_size))
             pids = {name: started.pid for name, started in cluster.workers.items()}
-            idle_pct = max(idle.cpu_percent(pids).values())
+            idle_pct = max(cpu.cpu_percent(pids).values())
             engine = BareEngine(config.engine)
             engine.measure(warm, warm.draw(rng, model.vocab_size), cores())
             for _ in range(repeats):

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.bench.cluster.bare_process import bare_processes, output_rate
+from baton.bench.cluster.bare_engine import bare_processes, output_rate
 from baton.bench.cluster.load import Load
 from baton.engine.settings.config import EngineConfig
 
