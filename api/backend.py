@@ -49,7 +49,7 @@ class GenerateRequest:
     prediction_ids: tuple[int, ...] = field(default=(), repr=False)
     thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
     explain: bool = False  # its `Finished` has an explanation
-    # Of the call that it is a part of; None: the call is not logged.
+    # The log record of the call that this request serves; None: the call is not logged.
     record: CallRecord | None = field(default=None, repr=False, compare=False)
 
     @property

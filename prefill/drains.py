@@ -1,5 +1,5 @@
-"""The tickets that this worker may still be writing under, and the peers to tell when it no longer
-is."""
+"""The tickets under which this worker may still be writing, and the peers to notify when it no
+longer is."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,7 +13,7 @@ Say = Callable[[], None]
 
 @dataclass(frozen=True)
 class WrittenTicket:
-    """Unique over ranks and their restarts."""
+    """The identity of a ticket, unique over ranks and their restarts."""
 
     rank: str  # worker id
     incarnation: int
@@ -22,23 +22,26 @@ class WrittenTicket:
 
 
 class Drains:
-    """Outlives the streams: a rank that lost one may ask again by the next."""
+    """The open tickets of all ranks, and the tasks that end their writes.
+
+    It outlives the streams: a rank that lost its stream may ask again over the next one.
+    """
 
     def __init__(self) -> None:
         self._open: dict[WrittenTicket, list[Say]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def opened(self, ticket: WrittenTicket) -> None:
-        """Writing begins: whoever asks is told when it is over."""
+        """Note that writing under `ticket` begins. Ranks that ask from now on wait for its end."""
         self._open[ticket] = []
 
     def closed(self, ticket: WrittenTicket) -> None:
-        """All has arrived, or has been dropped."""
+        """Note that nothing more is written under `ticket`, and notify the ranks that asked."""
         for say in self._open.pop(ticket, ()):
             say()
 
     def drain(self, ticket: WrittenTicket, writing: WriteOperation, then: Say) -> None:
-        """After a cancel: `then`, and whoever asked, once nothing is under way."""
+        """Call `then` once a cancelled `writing` has ended, and notify the ranks that asked."""
 
         async def wait() -> None:
             await writing.drained()
@@ -54,7 +57,7 @@ class Drains:
         task.add_done_callback(self._tasks.discard)
 
     def ask(self, ticket: WrittenTicket, say: Say) -> None:
-        """`say` now, if this worker writes nothing under the ticket, or when it is over."""
+        """Call `say` once this worker writes nothing under the ticket, which may be now."""
         waiting = self._open.get(ticket)
         if waiting is None:
             say()

@@ -60,7 +60,7 @@ def run_detached(console: Console, config: ClusterConfig) -> None:
 
 
 def _follow(lines: Iterable[bytes], progress: StartProgress) -> Greeting | None:
-    """StartReport progress until the cluster serves; None if the lines end before.
+    """Report progress until the cluster serves. Return None if the lines end before that.
 
     Raises StartError.
     """
