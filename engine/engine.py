@@ -97,10 +97,8 @@ class Engine:
         )
         owned = RequestMemory(self._pools, self.counters)
         self._donations = Donations(self._pools, self.counters)
-        grids = self.plan.grids
-        tracker = Tracker(
-            self._donations, grids, self.plan.snapshots_per_prefill, on=self.plan.tracks
-        )
+        grids, chunk_snapshots = self.plan.grids, self.plan.snapshots_per_prefill
+        tracker = Tracker(self._donations, grids, chunk_snapshots, on=self.plan.tracks)
         self._scheduler = Scheduler(
             owned,
             self._donations,
