@@ -78,7 +78,7 @@ monitoring: $(STAMP)
 
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \
-		grep -vE '^(torch==|nixl-cu|baton|uv==)'; } > constraints.new && mv constraints.new constraints.txt
+		grep -vE '^(torch==|nixl-cu|baton-serve|uv==)'; } > constraints.new && mv constraints.new constraints.txt
 
 # Needs PyPI. Resolves what a machine that takes torch's CUDA build from PyPI would install, on the
 # oldest Python and a new one; downloads no package but uv.
@@ -89,8 +89,10 @@ resolve: $(STAMP)
 		--python-platform x86_64-manylinux_2_28 --extra test --extra oracle --extra demo \
 		--constraints $(CONSTRAINTS) --constraints /dev/stdin pyproject.toml || exit 1; done
 
-$(STAMP): pyproject.toml constraints.txt
+# An environment made before the distribution was named `baton-serve` has it as `baton` as well.
+$(STAMP): pyproject.toml setup.py __init__.py constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip uninstall --yes -qq --disable-pip-version-check baton
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 		$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) "$(TORCH)" -e ".[test,oracle,demo]"
 	touch $(STAMP)

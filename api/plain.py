@@ -1,12 +1,12 @@
 """The endpoints for models and health."""
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from baton import __version__
 from baton.api.backend import Backend, Health, ModelInfo
 from baton.api.replies import error_response
 from baton.api.text_service import served_model
@@ -41,7 +41,7 @@ class PlainEndpoints:
         return self._status(health.ready, health)
 
     async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": version("baton")})
+        return JSONResponse({"version": __version__})
 
     def _status(self, good: bool, health: Health) -> Response:
         detail = health.detail if self.details else ""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from baton import __version__
 from baton.api.access.access import ROUTES
 from baton.api.anthropic.body import ConversationBody, MessagesBody
 from baton.api.openai.chat_schema import ChatBody
@@ -135,7 +135,7 @@ def _document(listed: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, Any]
         "openapi": "3.1.0",
         "info": {
             "title": "Baton",
-            "version": version("baton"),
+            "version": __version__,
             "description": "Serving of hybrid language models: OpenAI's, Anthropic's and SGLang's "
             "HTTP APIs. An unknown path, a malformed body or a wrong value is answered with an "
             "error that names it.",

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from statistics import median
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from baton import __version__
 from baton.bench.machine import describe
 
 MIN_REPEATS = 3
@@ -26,7 +26,7 @@ class Report:
     results: Mapping[str, float]
     limits: Mapping[str, float] = field(default_factory=dict)
     peers: Mapping[str, Peer] = field(default_factory=dict)  # {"skipped": why} where one cannot run
-    baton: str = field(default_factory=lambda: version("baton"))
+    baton: str = __version__
     machine: Mapping[str, object] = field(default_factory=describe)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from baton import __version__
 from baton.bench.registry import BENCHES
 from baton.cli.lazy_group import Lazy, LazyGroup
 from baton.deploy.errors import DeployError
@@ -43,7 +44,7 @@ baton = LazyGroup(
     },
     "Serve hybrid Mamba/attention models with prefill and decode on workers of their own.",
 )
-click.version_option(package_name="baton")(baton)
+click.version_option(__version__)(baton)
 
 
 def main() -> None:

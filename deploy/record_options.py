@@ -32,7 +32,7 @@ _TELEMETRY = (
     click.option("--otlp-traces-endpoint", default=None, metavar="URL",
                  help="OpenTelemetry collector that takes OTLP over gRPC, as "
                  "http://127.0.0.1:4317, to which router and workers send traces of requests. "
-                 "Needs `pip install 'baton[otel]'`."),
+                 "Needs `pip install 'baton-serve[otel]'`."),
 )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -13,6 +12,7 @@ from opentelemetry.trace import Span as SdkSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from baton import __version__
 from baton.rpc.tracing import Attribute, TraceContext, wall_ns
 
 EXPORT_S = 2.0
@@ -49,7 +49,7 @@ class OtlpTracing:
     """
 
     def __init__(self, endpoint: str, resource: Mapping[str, str]) -> None:
-        named = {"service.name": "baton", "service.version": version("baton"), **resource}
+        named = {"service.name": "baton", "service.version": __version__, **resource}
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
         exporter = OTLPSpanExporter(
             endpoint, insecure=endpoint.startswith("http://"), timeout=EXPORT_S

@@ -32,7 +32,9 @@ def check_endpoint(endpoint: str | None) -> None:
     except ModuleNotFoundError:
         there = False
     if not there:
-        raise ConfigError("traces need OpenTelemetry; `pip install 'baton[otel]'` installs it")
+        raise ConfigError(
+            "traces need OpenTelemetry; `pip install 'baton-serve[otel]'` installs it"
+        )
 
 
 def open_tracing(endpoint: str | None, **resource: str) -> Tracing | None:

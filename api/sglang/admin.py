@@ -4,12 +4,12 @@ import asyncio
 import math
 from contextlib import aclosing
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from baton import __version__
 from baton.api.access.access import abortable_by, owner_of
 from baton.api.backend import MAX_PRIORITY, Backend, GenerateRequest
 from baton.api.body import Body
@@ -111,7 +111,7 @@ class NativeAdmin:
             "served_model_name": model.model_id,
             "context_length": model.max_model_len,
             "status": "ready" if health.ready else "not ready",
-            "version": version("baton"),
+            "version": __version__,
             "incremental_streaming_output": self.incremental,
         }
         return JSONResponse(info | dict(await self.backend.server_info()))

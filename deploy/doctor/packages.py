@@ -17,7 +17,7 @@ _MEANING = {
     "torch": "every worker computes with it",
     "triton": "GPU kernels are written in it; workers on CPUs do not use it",
 }
-_DISTRIBUTION = "baton"
+_DISTRIBUTION = "baton-serve"
 
 
 def check_packages() -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """Models, health and metrics."""
 
-from importlib.metadata import version
-
 from fake_backend import Connect, FakeBackend
+
+from baton import __version__
 
 
 async def test_ready_says_why_a_request_could_not_be_answered(
@@ -29,7 +29,7 @@ async def test_health_fails_once_only_a_new_start_would_help(
 
 async def test_the_version_is_told(connect: Connect) -> None:
     async with connect() as client:
-        assert (await client.get("/version")).json() == {"version": version("baton")}
+        assert (await client.get("/version")).json() == {"version": __version__}
 
 
 async def test_the_metrics_page_is_the_one_that_was_handed_in(connect: Connect) -> None:

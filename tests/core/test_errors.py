@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from test_layout import MAY_IMPORT
 
 from baton.core import errors
 from baton.core.error_codes import ERROR_STATUS, ErrorCode
@@ -14,7 +15,6 @@ from baton.core.errors import BatonError, RequestError
 from baton.proto import common_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = [p.parent.name for p in ROOT.glob("*/py.typed")]
 # HTTP statuses that a client may meet with each gRPC status; by google.rpc.Code, but that 413 and
 # 499 are more exact than 400 and a closed connection, and that a layout's mismatch is our fault.
 HTTP_OF = {
@@ -29,7 +29,7 @@ def exceptions() -> dict[str, tuple[str, str]]:
     """Each exception class of the project: its name, its base's, and its module's."""
     found: dict[str, tuple[str, str]] = {}
     bases = {name for name in dir(errors) if name.endswith("Error")} | {"Exception", "ValueError"}
-    paths = [p for room in ROOMS for p in sorted((ROOT / room).rglob("*.py"))]
+    paths = [p for room in MAY_IMPORT for p in sorted((ROOT / room).rglob("*.py"))]
     for _ in range(4):  # levels of inheritance
         for path in paths:
             for node in ast.walk(ast.parse(path.read_text())):
