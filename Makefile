@@ -7,7 +7,7 @@ PYTHON ?= python3
 # torch may need `make CONSTRAINTS=`, which takes the newest version of everything.
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
-MODEL ?= examples/recall/model
+MODEL ?=
 PARALLEL := $(addprefix tests/,core engine kernels oracle text api decode examples prefill router rpc transfer worker standalone)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
 
 serve: $(STAMP)
-	$(BIN)/baton serve --model $(MODEL) --prefill 1 --decode 2
+	$(BIN)/baton serve $(if $(MODEL),--model $(MODEL)) --prefill 1 --decode 2
 
 # Two processes run the tests of rooms that start a server or two at most. The others start
 # clusters, which would take turns on the same cores.

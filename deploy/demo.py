@@ -20,6 +20,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.demo_clients import ask_grpc, ask_openai
 from baton.deploy.errors import DeployError
+from baton.deploy.files.example_model import EXAMPLE_MODEL
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop import stop_on_signals
 from baton.deploy.terminal.progress import shown
@@ -30,7 +31,6 @@ from recall.language import END
 from recall.questions import Question, draw
 from recall.story import LEARNT
 
-MODEL = Path(__file__).resolve().parent.parent / "examples" / "recall" / "model"
 LENGTHS = (64, 128, 256, 512)  # tokens of the prompts
 MAX_TOKENS = 16
 SHOWN_WORDS = 12
@@ -38,7 +38,7 @@ MAX_RUNNING = 8
 
 
 @click.command()
-@click.option("--model", type=click.Path(path_type=Path), default=MODEL, show_default=True)
+@click.option("--model", type=click.Path(path_type=Path), default=EXAMPLE_MODEL, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of the questions; drawn when left out.")
 def demo(model: Path, seed: int | None) -> None:
     """Start one prefill and two decode workers, ask them over gRPC and HTTP, and stop."""

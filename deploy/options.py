@@ -13,6 +13,7 @@ import click
 from baton.core.errors import ConfigError
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.errors import StartError
+from baton.deploy.files.example_model import EXAMPLE_MODEL
 from baton.deploy.number_types import Ratio, Seconds
 from baton.deploy.placement_options import placement_options
 from baton.deploy.record_options import check_can_be_made, profile_option
@@ -40,8 +41,9 @@ AUTO_DTYPE = "auto"
 DTYPES = ("float32", "bfloat16", "float16")
 
 _MODEL = (
-    click.option("--model", required=True,
-                 help="A Hugging Face model folder, or the id of a model on its hub."),
+    click.option("--model", default=None,
+                 help="A Hugging Face model folder, or the id of a model on its hub; a small "
+                 "example model when left out."),
     click.option("--revision", default=None,
                  help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True,
@@ -246,12 +248,14 @@ def verify_from(given: str | None) -> bool | None:
 def folder_from(given: dict[str, Any]) -> Path:
     """Return the model's folder; downloads a model of the hub that is not here yet.
 
-    given: the options' values by parameter name. Raises StartError.
+    given: the options' values by parameter name; without --model it is the example model's folder.
+    Raises StartError.
     """
+    model = str(EXAMPLE_MODEL) if given["model"] is None else given["model"]
     try:
-        return find_model(given["model"], given["revision"], given["offline"])
+        return find_model(model, given["revision"], given["offline"])
     except ConfigError as err:
-        raise StartError(f"--model {given['model']}: {err}") from err
+        raise StartError(f"--model {model}: {err}") from err
 
 
 def dtype_from(given: dict[str, Any], folder: Path) -> str:

@@ -12,6 +12,7 @@ from baton.deploy.access_options import (
     client_tls_from,
     readable_on_the_way,
 )
+from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limits_from
@@ -45,6 +46,7 @@ def router(host: str, insecure: bool, http_port: int, grpc_port: int, **given: A
     folder = folder_from(given)
     check_folder(folder)
     console = Console(highlight=False)
+    tell_of_example(console, given["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}

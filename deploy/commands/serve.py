@@ -12,6 +12,7 @@ from baton.deploy.access_options import (
     readable_on_the_way,
 )
 from baton.deploy.cluster.cluster_name import check_name
+from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
 from baton.deploy.files.state_file import check_unused
 from baton.deploy.late import call_late
@@ -70,6 +71,7 @@ def serve(
     folder = folder_from(given)
     check_folder(folder)
     console = Console()
+    tell_of_example(console, given["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}

@@ -17,6 +17,7 @@ from baton.deploy.access_options import (
     readable_on_the_way,
 )
 from baton.deploy.errors import StartError
+from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limit_options, limits_from
@@ -105,6 +106,7 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
     folder = folder_from(given)
     check_folder(folder)
     console = Console(highlight=False)
+    tell_of_example(console, given["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     given |= {"model": str(folder), "revision": None}

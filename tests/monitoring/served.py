@@ -25,7 +25,6 @@ from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.trust import authorities
 from baton.deploy.errors import NotRunning
 
-MODEL = Path(__file__).resolve().parents[2] / "examples/recall/model"
 VOCABULARY = 115
 DEADLINE_S = 180.0
 KEY = "a-key-that-this-test-made-up-of-many-characters"
@@ -135,7 +134,7 @@ def served(folder: Path) -> Iterator[Served]:
     address = RouterAddress(
         f"https://127.0.0.1:{port}", KEY, authorities(authority.write(folder / "ca.pem"))
     )
-    words = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(MODEL),
+    words = [sys.executable, "-m", "baton.cli.main", "serve",
              "--prefill", "2", "--decode-dp", "2", "--threads", "1", "--max-running", "8",
              "--memory-gb", "0.04", "--state-return", "demand", "--http-port", str(port),
              "--grpc-port", "0", "--api-keys", str(folder / "keys.json"),
