@@ -1,50 +1,28 @@
 """`baton worker`, as a process of its own."""
 
-import json
-import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from deploy.served_worker import DEADLINE_S, served_worker
 from deploy.tiny_worker import GRID
 
-DEADLINE_S = 120.0
 COMMAND = (sys.executable, "-m", "baton.cli.main", "worker")
 
 
 @contextmanager
 def answering(tiny: Path, ranks: int) -> Iterator["subprocess.Popen[str]"]:
     """A worker that has answered a request."""
-    options = ["--tp", str(ranks), "--page-size", str(GRID), "--memory-gb", "0.1",
-               "--threads", "1", "--http", "0"]  # fmt: skip
-    with subprocess.Popen(
-        [*COMMAND, "--model", str(tiny), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(3)]
-            found = re.search(r"http://[\d.:]+", "".join(lines))
-            assert found, lines
-            body = {"text": "hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-            request = urllib.request.Request(
-                f"{found[0]}/generate",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
-                assert len(json.load(reply)["output_ids"]) == 3
-            yield process
-        finally:
-            process.kill()
+    words = [*COMMAND, "--model", str(tiny), "--tp", str(ranks), "--page-size", str(GRID)]
+    with served_worker(words) as worker:
+        reply = worker.generate("hello", max_new_tokens=3, ignore_eos=True)
+        assert len(reply["output_ids"]) == 3
+        yield worker.process
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
