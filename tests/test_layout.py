@@ -101,7 +101,7 @@ def test_the_engine_and_its_kernels_need_no_cluster_packages(room: str) -> None:
         assert not tops & CLUSTER_ONLY, path.relative_to(ROOT)
 
 
-def folder_of(package: str) -> Path:
+def package_folder(package: str) -> Path:
     """Return the folder of a package: that of `baton` is the repository's own."""
     return ROOT.joinpath(*package.split(".")[1:])
 
@@ -111,7 +111,7 @@ def test_every_folder_with_code_is_in_the_wheel(monkeypatch: pytest.MonkeyPatch)
     given: dict[str, Any] = {}
     monkeypatch.setattr(setuptools, "setup", lambda **keywords: given.update(keywords))
     runpy.run_path("setup.py")
-    listed = {name for name in given["packages"] if any(folder_of(name).glob("*.py"))}
+    listed = {name for name in given["packages"] if any(package_folder(name).glob("*.py"))}
     found = {
         ".".join(["baton", *p.parent.relative_to(ROOT).parts])
         for room in MAY_IMPORT
