@@ -9,7 +9,7 @@ BatonError                     INTERNAL
 │   └── TokenizerFileError     INTERNAL           tokenizer files are missing or bad [text]
 ├── InvariantError             INTERNAL           bookkeeping does not balance: a fault of ours
 │   └── RankError              INTERNAL           a rank of a replica is lost, hangs or has failed
-├── StoppedError               UNAVAILABLE        the engine's loop has ended
+├── StoppedError               UNAVAILABLE        the engine's loop has ended, or the process ends
 ├── PeerLostError              UNAVAILABLE        a peer went away or is not who it was
 │   └── PeerSilentError        UNAVAILABLE        a peer was silent for its lease
 ├── IncompatibleError          INCOMPATIBLE       two processes differ in protocol or layout
@@ -89,7 +89,7 @@ class RankError(InvariantError):
 
 
 class StoppedError(BatonError):
-    """The engine's loop has ended; it accepts nothing more."""
+    """The engine's loop has ended, or the process is about to: it accepts nothing more."""
 
     code = ErrorCode.UNAVAILABLE
 
