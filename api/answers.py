@@ -14,6 +14,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
+from baton.core.supervised import child
 
 _AHEAD = 64
 """Deltas that are buffered for a slow client. After that its backend streams are not read."""
@@ -131,7 +132,7 @@ async def _several(
     streams: Sequence[AsyncGenerator[AnswerDelta, None]],
 ) -> AsyncGenerator[AnswerDelta, None]:
     ready: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue(_AHEAD)
-    pumps = [asyncio.create_task(_pump(stream, ready)) for stream in streams]
+    pumps = [child(_pump(stream, ready)) for stream in streams]
     running = len(pumps)
     try:
         while running:

@@ -8,6 +8,7 @@ from starlette.types import Receive
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
+from baton.core.supervised import child
 
 T = TypeVar("T")
 
@@ -25,8 +26,8 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     The request's body must have been read before, so that `receive` returns the disconnect
     next.
     """
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_disconnect(receive))
+    task = child(work)
+    watch = child(_disconnect(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

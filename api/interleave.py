@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
+from baton.core.supervised import child
+
 T = TypeVar("T")
 
 _AHEAD = 64
@@ -17,7 +19,7 @@ async def interleave(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerat
     The first failure is raised. That, and closing the generator, closes all streams.
     """
     ready: asyncio.Queue[T | _End] = asyncio.Queue(_AHEAD)
-    pumps = [asyncio.create_task(_pump(stream, ready)) for stream in streams]
+    pumps = [child(_pump(stream, ready)) for stream in streams]
     running = len(pumps)
     try:
         while running:

@@ -12,6 +12,7 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, PeerLostError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.awake_timeout import awake_timeout
@@ -20,7 +21,7 @@ from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
 from baton.rpc.handshake import check_hello, check_identity
 from baton.rpc.lease import Lease
-from baton.rpc.streams import Outbox, first_of
+from baton.rpc.streams import Outbox, check_cancelled, first_of
 from baton.transfer.channels.channel_set import ChannelSet, Receiver
 from baton.worker.host_process import has_died, may_write_without_us, unprovable
 
@@ -53,6 +54,7 @@ class PrefillLink:
         credentials: Credentials,
         channels: ChannelSet,
         quarantine: Quarantine,
+        owner: ProcessSupervisor,
         lease_s: float,
         on_end: Callable[["PrefillLink"], None],
     ) -> None:
@@ -75,7 +77,10 @@ class PrefillLink:
         self._origin = hello.worker.worker_id
         self._open: dict[tuple[str, int], _OpenHandoff] = {}  # by request and attempt
         self._outbox: Outbox[handoff_pb2.DecodeMessage] = Outbox()
-        self._task = asyncio.ensure_future(self._run())
+        # END: hand-offs over this link would never hear of its end, nor their memory be freed.
+        # Whatever happens on the connection ends the link alone, see `_run`.
+        name = f"link to {peer.worker_id}"
+        self._task = spawn(self._run, owner, OnFailure.END, name, may_return=True)
 
     def open(
         self,
@@ -126,10 +131,16 @@ class PrefillLink:
             error = error_of(failed, self._origin)
         except aio.AioRpcError as failed:
             error = error_of_call(failed, self.peer.worker_id)
+        except asyncio.CancelledError:
+            check_cancelled()  # else grpc.aio has cancelled the call
+            error = self._unavailable("its call was cancelled")
         except asyncio.InvalidStateError:  # grpc.aio raises it for a finished call
             error = self._unavailable("its stream is closed")
         except TimeoutError:
             error = self._unavailable(f"no answer to Hello within {self._lease_s:g} s")
+        except Exception as fault:  # a fault of ours, or of a channel's library: others serve on
+            log.exception("the link to prefill worker %s has failed", self.peer.worker_id)
+            error = error_of(fault, self._origin)
         finally:
             # `on_end` first: a hand-off's next attempt must not come back to this link.
             self._on_end(self)

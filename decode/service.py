@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from grpc import aio
 
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import BatonError, IncompatibleError
+from baton.core.errors import BatonError, IncompatibleError, StoppedError
+from baton.core.supervised import OnFailure, spawn
 from baton.decode.grants import Grants
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Quarantine
@@ -46,11 +47,11 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
         self._sessions: set[RouterSession] = set()
-        self._failure: common_pb2.Error | None = None  # why the engine has stopped
-        self._tasks = [
-            asyncio.ensure_future(self._grants.run()),
-            asyncio.ensure_future(self._quarantine.run()),
-        ]
+        self._failure: common_pb2.Error | None = None  # why the process ends
+        # END: without them later hand-offs wait for memory for ever, and what is left of a round
+        # that was broken off, memory that was reserved or freed, is known to nobody.
+        spawn(self._grants.run, context.owner, OnFailure.END, "grants")
+        spawn(self._quarantine.run, context.owner, OnFailure.END, "quarantine")
 
     def add_to(self, server: aio.Server) -> None:
         worker_pb2_grpc.add_RankServicer_to_server(self, server)
@@ -80,6 +81,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
                 self._context.credentials,
                 self._channels.handoffs,
                 self._quarantine,
+                self._context.owner,
                 self._context.lease_s,
                 self._link_ended,
             )
@@ -101,7 +103,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         if ended:
             self._grants.memory_freed()
 
-    def on_engine_failure(self, error: Exception) -> None:
+    def on_end(self, error: StoppedError) -> None:
         self._failure = error_of(error, self._context.worker_id)
         for request in list(self._requests):
             request.fail(self._failure)
@@ -119,9 +121,6 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def Session(
         self,

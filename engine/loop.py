@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from baton.core.errors import InvariantError, StoppedError
+from baton.core.supervised import child_thread
 from baton.engine.engine import Engine
 from baton.engine.layout.device import device_of, use_device
 from baton.engine.request.events import Event
@@ -41,10 +42,10 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._calls: deque[_Call[Any]] = deque()
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread: threading.Thread | None = None  # once started
 
     def start(self) -> None:
-        self._thread.start()
+        self._thread = child_thread(self._run, "engine", self._failed)
 
     def call(self, fn: Callable[[Engine], T]) -> "Future[T]":
         """Run `fn` on the engine, between two steps. StoppedError when the loop has ended."""
@@ -60,20 +61,23 @@ class EngineLoop:
     def stop(self, timeout: float) -> None:
         """End after the current step. Raises TimeoutError when that takes over `timeout` s."""
         self._end()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(timeout)
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             raise TimeoutError(f"the engine's step did not end within {timeout} s")
         self._refuse_calls()
 
     def _run(self) -> None:
+        use_device(device_of(self._engine.config.device))
+        while self._wait():
+            self._run_calls()
+            self._step()
+        self._refuse_calls()
+
+    def _failed(self, error: Exception) -> None:
+        """End the loop, on its thread."""
+        self._end()
         try:
-            use_device(device_of(self._engine.config.device))
-            while self._wait():
-                self._run_calls()
-                self._step()
-        except Exception as error:  # the thread's last line: nobody above could catch it
-            self._end()
             self._on_failure(error)
         finally:
             self._refuse_calls()

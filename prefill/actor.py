@@ -1,5 +1,6 @@
 """The prefill worker as the class that `deploy` starts."""
 
+from baton.core.supervised import ProcessSupervisor
 from baton.prefill.service import PrefillService
 from baton.worker.actor import WorkerActor
 from baton.worker.config import WorkerConfig
@@ -8,5 +9,5 @@ from baton.worker.config import WorkerConfig
 class PrefillActor(WorkerActor):
     """A worker with the prefill role. Its methods block, see `WorkerActor`."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        super().__init__(config, PrefillService)
+    def __init__(self, config: WorkerConfig, owner: ProcessSupervisor) -> None:
+        super().__init__(config, PrefillService, owner)

@@ -2,10 +2,10 @@
 longer is."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from baton.core.supervised import AsyncWork, OnFailure, ProcessSupervisor, spawn
 from baton.transfer.channels.ends import WriteOperation
 
 Say = Callable[[], None]
@@ -27,7 +27,8 @@ class Drains:
     It outlives the streams: a rank that lost its stream may ask again over the next one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: ProcessSupervisor) -> None:
+        self._owner = owner
         self._open: dict[WrittenTicket, list[Say]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -48,11 +49,13 @@ class Drains:
             then()
             self.closed(ticket)
 
-        self.end(wait())
+        self.end(wait, f"drain of ticket {ticket.ticket_id} of {ticket.rank}")
 
-    def end(self, ending: Coroutine[Any, Any, None]) -> None:
+    def end(self, ending: AsyncWork, name: str) -> None:
         """See it through, whoever is cancelled meanwhile."""
-        task = asyncio.ensure_future(ending)
+        # END: nobody knows any more whether something is under way, so the rank would keep its
+        # memory for ever. The end of this process is a proof that nothing is.
+        task = spawn(ending, self._owner, OnFailure.END, name, may_return=True)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

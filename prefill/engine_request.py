@@ -90,7 +90,7 @@ class EngineRequest:
         )
 
     def _fetched(self, fetching: "asyncio.Task[Outcome]", began_s: float) -> None:
-        if not fetching.cancelled():
+        if not fetching.cancelled():  # `start` says that it does not raise
             at = self._request.state_at
             self.fetch = common_pb2.StateFetch(
                 source=at.worker.worker_id,

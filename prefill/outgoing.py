@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
+from baton.core.supervised import OnFailure, spawn
 from baton.engine.request.events import (
     ChunkComputed,
     Event,
@@ -25,7 +26,8 @@ from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import finished_to_proto
 from baton.rpc.errors import error_of, make_error
-from baton.transfer.errors import TicketError
+from baton.rpc.streams import check_cancelled
+from baton.transfer.errors import ChannelError, TicketError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
 from baton.transfer.memory.regions import Holder
@@ -126,8 +128,15 @@ class OutgoingHandoff:
             self._raised(error)
             return
         self._engine.destined()
-        self._writing = asyncio.ensure_future(self._write(claim, destination))
-        self._writing.add_done_callback(self._written)
+        # END: whatever fails in writing is told to the rank, which waits. If that fails as well,
+        # the rank would wait for ever.
+        self._writing = spawn(
+            lambda: self._hand_over(claim, destination),
+            self._context.owner,
+            OnFailure.END,
+            f"hand-off {self.engine_id}",
+            may_return=True,
+        )
 
     def cancel(self, reason: str) -> None:
         """End because the rank no longer wants the state."""
@@ -187,11 +196,14 @@ class OutgoingHandoff:
         self._engine.release()  # the pools need not wait for the rank's receipt
         await self._writer.receipt()
 
-    def _written(self, writing: "asyncio.Task[None]") -> None:
-        """End with the result of `_write`. Every exception ends it: the rank must not wait on."""
-        if writing.cancelled():
-            return
-        if (error := writing.exception()) is not None:
+    async def _hand_over(self, claim: Claim, destination: handoff_pb2.Destination) -> None:
+        """Write, and end with the result."""
+        try:
+            await self._write(claim, destination)
+        except asyncio.CancelledError:
+            check_cancelled()  # else something was cancelled under it
+            self._raised(ChannelError("the write was cancelled"))
+        except Exception as error:  # every one ends it: the rank must not wait on
             self._raised(error)
         else:
             self._end(HandoffState.COMPLETE, "handed over", "handed_over")

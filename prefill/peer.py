@@ -75,7 +75,8 @@ class DecodePeer:
             for handoff in list(self._handoffs.values()):
                 handoff.expire(reason)
             # In a task of its own: gRPC cancels this one when the rank's connection breaks.
-            self.peer_connection.drains.end(self.peer_connection.close())
+            name = f"end of the connection to {self.identity.worker_id}"
+            self.peer_connection.drains.end(self.peer_connection.close, name)
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:

@@ -2,10 +2,10 @@
 two."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
+from baton.core.supervised import child
 from baton.prefill.drains import Drains, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.channels.channel_set import ChannelSet, ChosenChannel
@@ -37,7 +37,7 @@ class PeerConnection:
         offers = {offer.channel: offer.endpoint for offer in hello.channels}
         why = unprovable(hello.process, process)
         barred = {name: why for name in channels.one_sided} if why is not None else {}
-        self._choosing = asyncio.ensure_future(channels.connect(offers, hello.worker, barred))
+        self._choosing = child(channels.connect(offers, hello.worker, barred))
 
     async def sender(self) -> Sender:
         """Return the sender of the chosen channel. Raises ChannelError where no channel joins the
@@ -74,8 +74,9 @@ class PeerConnection:
     async def close(self) -> None:
         """Close the sender, after every hand-off was cancelled. It has drained when this
         returns."""
-        with contextlib.suppress(ChannelError):
-            await (await self._chosen()).sender.close()
+        await asyncio.wait([self._choosing])
+        if self._choosing.exception() is None:  # else `hold` has ended the stream with it
+            await self._choosing.result().sender.close()
 
     @property
     def channel(self) -> str:

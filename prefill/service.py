@@ -1,12 +1,13 @@
 """The service `baton.v1.Handoff`: computes prompts for decode ranks and writes their state."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
 from grpc import aio
 
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import BatonError, IncompatibleError
+from baton.core.errors import BatonError, IncompatibleError, StoppedError
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.drains import Drains
@@ -31,7 +32,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._drains = Drains()
+        self._drains = Drains(context.owner)
         # Tickets are for prefixes that this worker fetches from other workers.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
         self._channels = WorkerChannels(context, tickets)
@@ -39,6 +40,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
+        self._failure: common_pb2.Error | None = None  # why the process ends
         context.port.listen(self._on_layers)
 
     def add_to(self, server: aio.Server) -> None:
@@ -72,9 +74,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             if handoff is not None:
                 handoff.on_layers(layers, at_s)
 
-    def on_engine_failure(self, error: Exception) -> None:
+    def on_end(self, error: StoppedError) -> None:
+        self._failure = error_of(error, self._context.worker_id)
         for handoff in list(self._handoffs.values()):
-            handoff.fail(error_of(error, self._context.worker_id))
+            handoff.fail(self._failure)
 
     def hand_over(self, why: str) -> None:
         message = f"prefill worker {self._context.worker_id} {why}"
@@ -144,6 +147,8 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             lambda ended: self._forget(ended, peer),
         )
         self._handoffs[engine_id] = handoff
+        if self._failure is not None:
+            asyncio.get_running_loop().call_soon(handoff.fail, self._failure)
         return handoff
 
     def _offered(self, offer: handoff_pb2.StateOffer, peer: DecodePeer) -> None:

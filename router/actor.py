@@ -7,6 +7,7 @@ from collections.abc import Collection
 import uvloop
 
 from baton.core import logs
+from baton.core.supervised import ProcessSupervisor, call_on, child_thread
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer, RouterStarted, router_credentials
 
@@ -17,11 +18,13 @@ STOP_MARGIN_S = 10.0
 class RouterActor:
     """A `RouterServer` with its event loop on a thread of its own."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, owner: ProcessSupervisor) -> None:
+        """owner: of the process, which ends when it has lost what it cannot do without."""
         self._config = config
-        self._server = RouterServer(config)
+        self._owner = owner
+        self._server = RouterServer(config, owner)
         self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="router", daemon=True)
+        self._thread: threading.Thread | None = None  # once started
 
     def start(self) -> RouterStarted:
         """Start the server; return when it listens.
@@ -30,10 +33,8 @@ class RouterActor:
         """
         name = router_credentials(self._config).identity.name
         logs.set_up(self._config.telemetry.log_format, worker=name, role="router")
-        self._thread.start()
-        return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
-            START_TIMEOUT_S
-        )
+        self._thread = child_thread(self._run, "router", self._owner.loop_failed)
+        return call_on(self._loop, self._server.start(), START_TIMEOUT_S)
 
     def retire(self, ranks: Collection[int]) -> None:
         """Record that these decode ranks have left the cluster and are not started again."""
@@ -41,11 +42,10 @@ class RouterActor:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Give running requests `grace_s` to end, then end the server. Idempotent."""
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             return
-        stopping = asyncio.run_coroutine_threadsafe(self._server.stop(grace_s), self._loop)
         try:
-            stopping.result(grace_s + STOP_MARGIN_S)
+            call_on(self._loop, self._server.stop(grace_s), grace_s + STOP_MARGIN_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_MARGIN_S)

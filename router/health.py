@@ -14,8 +14,12 @@ async def watch_health(
 ) -> None:
     """Report the backend's health for `service` and for the whole server, until cancelled."""
     while True:
-        ready = backend.health_now().ready
-        status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
-        for name in ("", service):
-            await servicer.set(name, status)
+        await show_health(servicer, backend.health_now().ready, service)
         await backend.changed.wait(RECHECK_S)
+
+
+async def show_health(servicer: health_aio.HealthServicer, ready: bool, service: str) -> None:
+    """Report whether a request sent now could be answered, for `service` and the whole server."""
+    status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
+    for name in ("", service):
+        await servicer.set(name, status)

@@ -1,13 +1,12 @@
 """The router's gRPC server for the processes of its cluster. Clients have another."""
 
-import asyncio
-
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.proto import worker_pb2_grpc
 from baton.router.cluster_view.registry import RegistryServicer
 from baton.router.config import RouterConfig
@@ -21,12 +20,14 @@ STOP_GRACE_S = 0.25
 class InternalServer:
     """A server of `Registry` and health at which both sides show certificates; no reflection."""
 
-    def __init__(self, config: RouterConfig, credentials: Credentials) -> None:
+    def __init__(
+        self, config: RouterConfig, credentials: Credentials, owner: ProcessSupervisor
+    ) -> None:
         """It is made on the running loop."""
         self._config = config
         self._credentials = credentials
         access = AccessInterceptor(credentials)
-        self._watching: asyncio.Task[None] | None = None
+        self._owner = owner
         # Two routers must not share a port without noticing.
         options = (*OPTIONS, ("grpc.so_reuseport", 0))
         self._server = grpc.aio.server(interceptors=[access], options=options)
@@ -46,10 +47,9 @@ class InternalServer:
                 "or 0 for any free one"
             ) from error
         await self._server.start()
-        self._watching = asyncio.create_task(self._credentials.watch())
+        # ANEW: a look at the files needs nothing of the look before.
+        spawn(self._credentials.watch, self._owner, OnFailure.ANEW, "certificates")
         return join_host_port(host, port)
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
         await self._server.stop(STOP_GRACE_S)

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -28,13 +28,14 @@ from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.router.cluster_view.registry import RegistryServicer
 from baton.router.cluster_view.worker_pages import WorkerPages
 from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.config import RouterConfig
 from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
-from baton.router.health import watch_health
+from baton.router.health import show_health, watch_health
 from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.profiles import profile_routes
@@ -67,11 +68,17 @@ class RouterStarted:
 class RouterServer:
     """The router's servers and tasks. `start` and `stop` are called once each, on one loop."""
 
-    def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        owner: ProcessSupervisor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """owner: of all that runs beside this in the process."""
         self._config = config
         self._clock = clock
         self._open = contextlib.AsyncExitStack()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._owner = owner
         self._backend: RouterBackend | None = None
 
     async def start(self) -> RouterStarted:
@@ -99,7 +106,8 @@ class RouterServer:
             self._backend.retire(ranks)
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> RouterStarted:
-        config = self._config
+        config, owner = self._config, self._owner
+        owner.use_running_loop()
         tls = None if config.client_tls is None else ClientTls(config.client_tls)
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
@@ -128,12 +136,13 @@ class RouterServer:
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,
             _equal if keys is None else keys.keyring.share_of,
+            owner,
             dump,
             tracing,
         )
         budgeted = BudgetedBackend(backend, tokenizer)
         served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
-        opening.push_async_callback(self._stop_tasks)
+        opening.push_async_callback(owner.close)
         registry = RegistryServicer(
             table,
             backend.states,
@@ -146,6 +155,7 @@ class RouterServer:
             InferenceServicer(served, text, keys, calls),
             config.host,
             config.grpc_port,
+            owner,
             max_body_bytes=config.max_body_bytes,
             keys=keys,
             tls=tls,
@@ -153,10 +163,10 @@ class RouterServer:
         )
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         await grpc_server.start()
-        internal = InternalServer(config, credentials)
+        internal = InternalServer(config, credentials, owner)
         opening.push_async_callback(internal.stop)
         internal_address = await internal.start(registry, grpc_server.health)
-        pages = WorkerPages(table, credentials)
+        pages = WorkerPages(table, credentials, owner)
         opening.push_async_callback(pages.close)
         http = HttpServer(
             make_app(
@@ -186,14 +196,24 @@ class RouterServer:
             ),
             config.host,
             config.http_port,
+            owner,
             tls,
             guard,
         )
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
-        self._run(registry.watch_leases())
-        self._run(backend.recalls.run())
-        self._run(watch_health(grpc_server.health, backend, INFERENCE))
+        # END: no lease would expire any more, and a change of the table that was broken off
+        # half-way leaves it wrong.
+        spawn(registry.watch_leases, owner, OnFailure.END, "leases")
+        # ANEW: the requests that it would move go on where they are meanwhile.
+        spawn(backend.recalls.run, owner, OnFailure.ANEW, "recalls")
+        # ANEW: it begins with the health of that moment.
+        health = grpc_server.health
+        spawn(
+            lambda: watch_health(health, backend, INFERENCE), owner, OnFailure.ANEW, "gRPC health"
+        )
+        owner.when_ending(backend.end)
+        owner.when_ending(lambda _: show_health(health, False, INFERENCE))
         # The last to open is the first to close: requests that remain fail while both servers can
         # still say so.
         opening.push_async_callback(backend.stop)
@@ -213,14 +233,6 @@ class RouterServer:
         dump = RequestDump.open(config.dump, config.model_id, self._clock)
         opening.push_async_callback(asyncio.to_thread, dump.close)
         return dump
-
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.add(asyncio.create_task(work))
-
-    async def _stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _equal(_: str | None) -> float:

@@ -12,9 +12,10 @@ from baton.api.admission.key_limit import KeyLimit
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError
+from baton.core.errors import ApiError, StoppedError
 from baton.core.finish import Finished, FinishReason
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.router.binder import Binder
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
@@ -53,10 +54,12 @@ class RouterBackend:
         options: SessionOptions,
         metrics: RouterMetrics,
         share_of: Callable[[KeyName], float],
+        owner: ProcessSupervisor,
         dump: RequestDump | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         """share_of: returns the share of an API key where requests wait.
+        owner: of all that runs beside this in the process.
         dump: where requests are recorded as they end; None: nowhere.
         tracing: where spans are sent; None: nowhere.
         """
@@ -73,7 +76,7 @@ class RouterBackend:
         self._live = LiveRequests()
         self.changed = Notifier()
         """Notified when placement or health may differ, and at each request's end while closing."""
-        self._ranks = RankSessions(table, options, self._workers_changed)
+        self._ranks = RankSessions(table, options, self._workers_changed, owner)
         self.states = states = StateIndex(table, clock=options.clock)
         self.explanations = Explanations(self._router_id, self._live, states.evictions, self._clock)
         self._placer = Placer(
@@ -223,6 +226,8 @@ class RouterBackend:
         return self.health_now()
 
     def health_now(self) -> Health:
+        if (ending := self._live.ending) is not None:
+            return Health(False, ending.message, alive=False)
         if self._live.closing:
             return Health(False, "the router is stopping")
         missing = self._placer.missing()
@@ -243,19 +248,27 @@ class RouterBackend:
 
     async def drain(self, grace_s: float) -> None:
         """Reject new requests, and wait up to `grace_s` for the running ones to end."""
-        self._live.closing = True
-        self._queue.refuse_all(stopping())
-        self.changed.notify()
+        self._close(stopping())
         deadline = self._clock() + grace_s
         while self._live and (left := deadline - self._clock()) > 0:
             await self.changed.wait(left)
 
     async def stop(self) -> None:
         """Fail the requests that are left, and cancel them on their ranks."""
-        self._live.closing = True
-        self._queue.refuse_all(stopping())
-        self.changed.notify()
+        self._close(stopping())
         await self._ranks.stop()
+
+    async def end(self, reason: StoppedError) -> None:
+        """End every request, and those that still come, with the reason why the process ends."""
+        error = ApiError(reason.code, str(reason))
+        self._live.end(error)
+        self._close(error)
+
+    def _close(self, error: ApiError) -> None:
+        """Refuse new requests, and with `error` those that wait."""
+        self._live.closing = True
+        self._queue.refuse_all(error)
+        self.changed.notify()
 
     def _stop(self, live: LiveRequest, why: str) -> None:
         live.stop(ApiError(ErrorCode.CANCELLED, why), FinishReason.ABORT)
@@ -308,9 +321,7 @@ class RouterBackend:
         times.last_out = now
 
     def _record_loss(self, live: LiveRequest, rank: Worker, error: ApiError, *, left: bool) -> None:
-        """Record that a rank ended the attempt. The next attempt continues from the tokens so
-        far.
-        """
+        """Record that a rank ended the attempt. The next one continues from the tokens so far."""
         log.warning(
             "request %s continues on another rank after %d tokens: %s",
             live.request.request_id, len(live.output_ids), error.message,
@@ -374,7 +385,7 @@ class RouterBackend:
         worker = change.after or change.before
         if worker is None:
             return
-        log.info("%s %s", worker.worker_id, _what_happened(change))
+        log.info("%s %s", worker.worker_id, change.description)
         cluster = self._metrics.cluster
         cluster.workers(worker.role, self._table.count(worker.role))
         if change.before is None:
@@ -387,11 +398,3 @@ class RouterBackend:
         self._placer.reach_changed()
         self._queue.call_next()
         self.changed.notify()
-
-
-def _what_happened(change: Change) -> str:
-    if change.before is None:
-        return "joined"
-    if change.after is None:
-        return f"is gone: {change.reason}"
-    return "is leaving" if change.after.leaving else "takes requests again"

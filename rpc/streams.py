@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
+from baton.core.supervised import child
+
 M = TypeVar("M")
 
 
@@ -43,7 +45,7 @@ async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
     part has cancelled, as a write does that runs into a deadline. The other part's reason counts;
     without one, asyncio.InvalidStateError is raised.
     """
-    tasks = [asyncio.ensure_future(part) for part in parts]
+    tasks = [child(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in done if not task.cancelled()]

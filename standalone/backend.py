@@ -14,7 +14,7 @@ from baton.api.client_salt import in_scope
 from baton.api.errors import invalid, refused
 from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError, RequestError
+from baton.core.errors import ApiError, RequestError, StoppedError
 from baton.core.finish import Finished
 from baton.engine.engine import Engine
 from baton.engine.request.request import RequestSpec
@@ -30,7 +30,7 @@ from baton.worker.settings import engine_settings
 
 
 class LocalBackend:
-    """A `baton.api.backend.Backend` and `EngineBatchHandler` on the asyncio thread.
+    """A `baton.api.backend.Backend` on the asyncio thread.
 
     The owner of `context.port` passes the engine's events to it.
     """
@@ -79,7 +79,8 @@ class LocalBackend:
             if answer is not None:
                 answer.feed(event, batch.at_s)
 
-    def on_engine_failure(self, error: Exception) -> None:
+    def on_end(self, error: StoppedError) -> None:
+        """Fail all requests with the reason why the process ends."""
         self._fail_all(self._error_of(error))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from grpc import aio
 
+from baton.core.errors import StoppedError
 from baton.proto import common_pb2
 from baton.standalone.backend import LocalBackend
 from baton.worker.context import RoleService
@@ -37,10 +38,10 @@ class LocalRole:
         if self._inner is not None:
             self._inner.on_batch(batch)
 
-    def on_engine_failure(self, error: Exception) -> None:
-        self._backend.on_engine_failure(error)
+    def on_end(self, error: StoppedError) -> None:
+        self._backend.on_end(error)
         if self._inner is not None:
-            self._inner.on_engine_failure(error)
+            self._inner.on_end(error)
 
     def hand_over(self, why: str) -> None:
         if self._inner is not None:

@@ -1,6 +1,5 @@
 """A worker without Ray that answers HTTP and gRPC clients by itself."""
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import StoppedError
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
@@ -75,7 +75,7 @@ class LocalWorker:
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
         self._keys: KeyGate | None = None
-        self._lost = asyncio.Event()
+        self._owner = ProcessSupervisor()
         self.backend: LocalBackend
         self.addresses: Addresses
 
@@ -96,9 +96,8 @@ class LocalWorker:
         await self._open.aclose()
 
     async def watch(self) -> None:
-        """Wait for the end of the engine, which is none of its own: raises StoppedError."""
-        await self._lost.wait()
-        raise StoppedError(f"the engine has stopped: {self.backend.failure}; start it again")
+        """Wait until the worker has lost what it cannot do without: raises StoppedError."""
+        raise StoppedError(f"{await self._owner.ended()}; start it again")
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
         config, clients = self._config, self._clients
@@ -117,8 +116,8 @@ class LocalWorker:
             inner = _INNER.get(config.role)
             return LocalRole(self.backend, None if inner is None else inner(context))
 
-        lost = self._lost
-        runtime = WorkerRuntime(config, self._engine, make_role, lost.set)
+        owner = self._owner
+        runtime = WorkerRuntime(config, self._engine, make_role, owner)
         started = await runtime.start()
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(runtime.stop, 0.0)
@@ -137,6 +136,7 @@ class LocalWorker:
                 InferenceServicer(served, text, keys, calls),
                 clients.host,
                 clients.grpc_port,
+                owner,
                 max_body_bytes=MAX_BODY_BYTES,
                 keys=keys,
                 tls=tls,
@@ -151,8 +151,8 @@ class LocalWorker:
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         opening.push_async_callback(runtime.stop, clients.drain_s)
-        watching = asyncio.create_task(_report_health(grpc_server, lost))
-        opening.callback(watching.cancel)
+        await _show_health(grpc_server, HealthCheckResponse.SERVING)
+        owner.when_ending(lambda _: _show_health(grpc_server, HealthCheckResponse.NOT_SERVING))
         self.addresses = Addresses(
             join_host_port(clients.host, http.port),
             join_host_port(clients.host, grpc_server.port),
@@ -187,7 +187,7 @@ class LocalWorker:
             keys=keys,
             calls=calls,
         )
-        return HttpServer(app, clients.host, clients.http_port, tls, guard)
+        return HttpServer(app, clients.host, clients.http_port, self._owner, tls, guard)
 
     def _metrics(self) -> MetricsPage:
         """Return the page for clients. The one that routers show to theirs names no keys."""
@@ -195,10 +195,6 @@ class LocalWorker:
         return MetricsPage(b"".join(pages), CONTENT_TYPE_LATEST)
 
 
-async def _report_health(server: GrpcServer, lost: asyncio.Event) -> None:
-    """Report the server as healthy until the engine is lost."""
+async def _show_health(server: GrpcServer, status: HealthCheckResponse.ServingStatus) -> None:
     for name in ("", INFERENCE):
-        await server.health.set(name, HealthCheckResponse.SERVING)
-    await lost.wait()
-    for name in ("", INFERENCE):
-        await server.health.set(name, HealthCheckResponse.NOT_SERVING)
+        await server.health.set(name, status)

@@ -14,6 +14,7 @@ from certificates import folder_of
 from fake_workers import DEADLINE_S, VOCAB, FakeRank, FakeWorker, within
 from toy_tokenizer import save_folder
 
+from baton.core.supervised import ProcessSupervisor
 from baton.proto import inference_pb2_grpc
 from baton.proto.common_pb2 import SamplingParams
 from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, TokenIds
@@ -40,7 +41,8 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
         self.config = RouterConfig(
             model=model_folder(folder), credentials=folder_of("router", "router-0"), **options
         )  # type: ignore[arg-type]
-        self.server = RouterServer(self.config)
+        self.owner = ProcessSupervisor()
+        self.server = RouterServer(self.config, self.owner)
         self.headers: dict[str, str] = {}  # of the questions about workers
         self.verify: ssl.SSLContext | bool = True  # whom these questions trust
         self._workers: list[FakeWorker] = []

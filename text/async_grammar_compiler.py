@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from baton.core.grammar import Grammar
+from baton.core.supervised import submit
 from baton.text.errors import GrammarBusyError, GrammarError
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 
@@ -28,7 +29,7 @@ class AsyncGrammarCompiler:
         found = self._compiler.kept(grammar)
         if found is not None:
             return found
-        job = self._thread.submit(self._compiler.compile, grammar)
+        job = submit(self._thread, self._compiler.compile, grammar)
         compiling = asyncio.wrap_future(job)
         await asyncio.wait([compiling], timeout=self._deadline_s)
         if compiling.done():

@@ -1,7 +1,6 @@
 """A worker as a plain class with blocking methods; `deploy` makes a Ray actor of it."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any
@@ -10,25 +9,27 @@ import uvloop
 
 from baton.core import logs
 from baton.core.errors import ConfigError
+from baton.core.supervised import ProcessSupervisor, call_on, child_thread
 from baton.engine.engine import Engine
 from baton.worker.config import WorkerConfig
 from baton.worker.runtime import MakeRole, WorkerRuntime, WorkerStarted
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 90.0
-CLOSE_GRACE_S = 0.25  # for errors to reach peers and the router, when the engine is lost
 
 
 class WorkerActor:
     """A worker whose asyncio loop and engine loop run on a thread each."""
 
-    def __init__(self, config: WorkerConfig, make_role: MakeRole) -> None:
+    def __init__(self, config: WorkerConfig, make_role: MakeRole, owner: ProcessSupervisor) -> None:
+        """owner: of the process, which ends when it has lost what it cannot do without."""
         self._config = config
         self._make_role = make_role
         self._progress = ("process", 0.0)
         self._runtime: WorkerRuntime | None = None
         self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self._thread: threading.Thread | None = None  # once started
+        self._owner = owner
 
     def start(self) -> WorkerStarted:
         """Start the worker and return when it serves. Raises ConfigError; then the actor cannot be
@@ -38,10 +39,9 @@ class WorkerActor:
         logs.set_up(config.telemetry.log_format, worker=config.worker_id, role=config.role.value)
         engine = Engine.load(self._config.engine, self._tell)
         self._tell("serving", 1.0)
-        self._thread.start()
-        self._runtime = WorkerRuntime(self._config, engine, self._make_role, self._end_process)
-        starting = self._runtime.start()
-        return asyncio.run_coroutine_threadsafe(starting, self._loop).result(START_TIMEOUT_S)
+        self._thread = child_thread(self._run, "worker", self._owner.loop_failed)
+        self._runtime = WorkerRuntime(self._config, engine, self._make_role, self._owner)
+        return call_on(self._loop, self._runtime.start(), START_TIMEOUT_S)
 
     def progress(self) -> tuple[str, float]:
         """Return the phase of the start and its progress, 0 to 1. Callable from any thread."""
@@ -49,11 +49,10 @@ class WorkerActor:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Let requests finish for `grace_s`, then end both threads. Idempotent."""
-        if self._runtime is None or not self._thread.is_alive():
+        if self._runtime is None or self._thread is None or not self._thread.is_alive():
             return
-        stopping = asyncio.run_coroutine_threadsafe(self._runtime.stop(grace_s), self._loop)
         try:
-            stopping.result(grace_s + STOP_MARGIN_S)
+            call_on(self._loop, self._runtime.stop(grace_s), grace_s + STOP_MARGIN_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_MARGIN_S)
@@ -78,16 +77,10 @@ class WorkerActor:
         return self._runtime
 
     def _call(self, work: Coroutine[Any, Any, None], grace_s: float) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(grace_s + STOP_MARGIN_S)
+        call_on(self._loop, work, grace_s + STOP_MARGIN_S)
 
     def _tell(self, phase: str, fraction: float) -> None:
         self._progress = (phase, fraction)
-
-    def _end_process(self) -> None:
-        """End the process: an engine whose bookkeeping does not balance must not go on. Ray starts
-        another.
-        """
-        self._loop.call_later(CLOSE_GRACE_S, os._exit, 1)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

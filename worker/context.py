@@ -5,7 +5,8 @@ from typing import Protocol
 
 from grpc import aio
 
-from baton.core.errors import InvariantError
+from baton.core.errors import InvariantError, StoppedError
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
 from baton.rpc.credentials import Credentials
@@ -14,7 +15,7 @@ from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.regions import Memory
 from baton.worker.config import WorkerConfig
-from baton.worker.engine_port import EngineBatchHandler, EnginePort
+from baton.worker.engine_port import EnginePort, EventBatch
 from baton.worker.grammars import Grammars
 from baton.worker.handoff_tracker import HandoffTracker
 from baton.worker.metrics import WorkerMetrics
@@ -24,6 +25,7 @@ from baton.worker.profiler import Profiler
 @dataclass(frozen=True)
 class WorkerContext:
     config: WorkerConfig
+    owner: ProcessSupervisor  # of all that runs beside its maker in this process
     engine: Engine  # only what never changes may be read here: the engine's thread owns the rest
     port: EnginePort
     grammars: Grammars
@@ -53,8 +55,16 @@ class WorkerContext:
         return self.config.lease_s
 
 
-class RoleService(EngineBatchHandler, Protocol):
+class RoleService(Protocol):
     """The prefill or the decode service. Every method is called on the asyncio thread."""
+
+    def on_batch(self, batch: EventBatch) -> None:
+        """Take what the engine reports."""
+        ...
+
+    def on_end(self, error: StoppedError) -> None:
+        """End every request, and those that still come, with the reason why the process ends."""
+        ...
 
     def add_to(self, server: aio.Server) -> None: ...
 

@@ -1,13 +1,12 @@
 """The gRPC server at which a worker's peers reach it: routers, other workers, the operator."""
 
-import asyncio
-
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.role import Role
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.proto import handoff_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.access import AccessInterceptor
 from baton.rpc.channel_options import OPTIONS
@@ -32,11 +31,11 @@ class WorkerServer:
     or empty.
     """
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, owner: ProcessSupervisor) -> None:
         """Raises ConfigError if the port is taken, or the credentials cannot be used."""
         self._config = config
         self._health = health.aio.HealthServicer()
-        self._watching: asyncio.Task[None] | None = None
+        self._owner = owner
         self.credentials: Credentials | None = None
         self.address = ""
         if config.credentials is None:
@@ -59,7 +58,8 @@ class WorkerServer:
     async def start(self) -> None:
         await self._server.start()
         if self.credentials is not None:
-            self._watching = asyncio.create_task(self.credentials.watch())
+            # ANEW: a look at the files needs nothing of the look before.
+            spawn(self.credentials.watch, self._owner, OnFailure.ANEW, "certificates")
 
     async def report_serving(self) -> None:
         """Report the process and its role's service as healthy."""
@@ -69,12 +69,12 @@ class WorkerServer:
 
     async def report_not_serving(self) -> None:
         """Report the process as unhealthy: whoever started it should start another."""
+        if self._config.role in SERVICES:
+            await self._health.set(SERVICES[self._config.role], _NOT_SERVING)
         await self._health.set("", _NOT_SERVING)
 
     async def stop(self) -> None:
         """Let calls that have ended send their last bytes, end the others and close the port."""
-        if self._watching is not None:
-            self._watching.cancel()
         await self._server.stop(STOP_GRACE_S)
 
     def _listen(self, credentials: Credentials) -> int:

@@ -4,6 +4,7 @@ import os
 from functools import partial
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.engine import Engine
 from baton.engine.layout.device import device_of, use_device
 from baton.proto import common_pb2
@@ -37,6 +38,7 @@ def make_context(
     engine: Engine,
     incarnation: int,
     server: WorkerServer,
+    owner: ProcessSupervisor,
     hub: LocalHub | None,
 ) -> WorkerContext:
     """Return what the worker's role is given. Called on the running loop.
@@ -53,15 +55,16 @@ def make_context(
     device = device_of(config.engine.device)
     return WorkerContext(
         config=config,
+        owner=owner,
         engine=engine,
         port=port,
-        grammars=Grammars(engine.grammars),
+        grammars=Grammars(engine.grammars, owner),
         memory=memory,
         hello=_hello(config, engine, incarnation, server.address, memory),
         metrics=metrics,
         handoffs=HandoffTracker(metrics.transfers),
         own_credentials=server.credentials,
-        poller=Poller("transfers", partial(use_device, device)),
+        poller=Poller("transfers", owner, partial(use_device, device)),
         profiler=Profiler(port, device, config.worker_id, config.profile_folder),
         tracing=open_tracing(
             config.telemetry.otlp_traces_endpoint, **{"service.instance.id": config.worker_id}

@@ -9,6 +9,7 @@ from enum import StrEnum
 from grpc import aio
 
 from baton.core.errors import BatonError, RequestError
+from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
 from baton.engine.request.request import Reservation
@@ -84,7 +85,7 @@ class PrefixFetcher:
         """
         task = self._under_way.get(prefix)
         if task is None:
-            task = asyncio.ensure_future(self._fetch(source, prefix, by_cost))
+            task = child(self._fetch(source, prefix, by_cost))
             self._under_way[prefix] = task
             task.add_done_callback(lambda _: self._under_way.pop(prefix, None))
         return task
@@ -100,6 +101,9 @@ class PrefixFetcher:
             outcome = Outcome.FAILED
         except BatonError as error:
             log.warning("no prefix from %s: %s", source.worker_id, error)
+            outcome = Outcome.FAILED
+        except Exception:  # a fault of ours: the request that waits for this must go on
+            log.exception("no prefix from %s", source.worker_id)
             outcome = Outcome.FAILED
         self._context.metrics.count_fetch(outcome.value)
         return outcome
@@ -125,9 +129,7 @@ class PrefixFetcher:
 
     async def _reserve(self, prefix: SaltedPrefix, cost: FetchCost | None) -> Reservation | Outcome:
         name = f"prefix-{next(self._names)}"
-        asked = asyncio.ensure_future(
-            self._context.port.call(lambda engine: _reserve(engine, name, prefix, cost))
-        )
+        asked = child(self._context.port.call(lambda engine: _reserve(engine, name, prefix, cost)))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -225,7 +227,7 @@ class PrefixFetcher:
     async def _hello(self) -> common_pb2.Hello:
         """Return this worker's Hello with its endpoints for writers of prefixes."""
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._fenced.open_receiver())
+            self._opening = child(self._fenced.open_receiver())
         receiver = await asyncio.shield(self._opening)
         hello = common_pb2.Hello()
         hello.CopyFrom(self._context.hello)

@@ -8,6 +8,7 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
+from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.handoff.prefix_share import Loan
 from baton.proto import handoff_pb2, handoff_pb2_grpc
@@ -157,9 +158,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
 
     async def _borrow(self, prefix: SaltedPrefix) -> Loan | None:
         """Lock a prefix. If the caller leaves meanwhile, the loan is given back when it is made."""
-        asked = asyncio.ensure_future(
-            self._context.port.call(lambda engine: engine.prefixes.lend(prefix))
-        )
+        asked = child(self._context.port.call(lambda engine: engine.prefixes.lend(prefix)))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:

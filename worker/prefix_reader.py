@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpc import aio
 
+from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
@@ -170,7 +171,7 @@ class PrefixReader:
             await self._forget((source.worker_id, channel.name), known)
             known = await self._recall(channel, source)
         if known is None:
-            connecting = asyncio.ensure_future(self._connect(channel, source, endpoint))
+            connecting = child(self._connect(channel, source, endpoint))
             known = _Known(source.incarnation, endpoint, connecting, time.monotonic())
             self._readers[source.worker_id, channel.name] = known
         return await asyncio.shield(known.connecting)
@@ -189,7 +190,9 @@ class PrefixReader:
             return await channel.connect_reader(endpoint)
         except ChannelError as error:
             log.warning("no prefixes of %s by %s: %s", source.worker_id, channel.name, error)
-            return None
+        except Exception:  # a fault of the channel's library: prefixes are got without it
+            log.exception("no prefixes of %s by %s", source.worker_id, channel.name)
+        return None
 
 
 async def _next_message(

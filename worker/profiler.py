@@ -10,6 +10,7 @@ import torch
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import child
 from baton.worker.engine_port import EnginePort
 from baton.worker.engine_profile import EngineProfile, ProfileLimits
 
@@ -120,7 +121,7 @@ class Profiler:
         self._port.watch_steps(None)
         if self._timer is not None:
             self._timer.cancel()
-        self._writing = asyncio.create_task(self._written(ending))
+        self._writing = child(self._written(ending))
         self._writing.add_done_callback(_log_failure)
 
     async def _written(self, ended: EngineProfile) -> Profiled:

@@ -1,9 +1,9 @@
 """A worker's registrations: one with each router of its cluster."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
+from baton.core.supervised import OnFailure, spawn
 from baton.worker.context import WorkerContext
 from baton.worker.registration import Registration
 from baton.worker.reporter import Reporter
@@ -15,16 +15,10 @@ class Registrations:
     known by their names.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        reporter: Reporter,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        """spawn: runs a registration until the worker ends. Begin with the configured routers."""
+    def __init__(self, context: WorkerContext, reporter: Reporter) -> None:
+        """Begin with the configured routers. All run until the worker ends."""
         self._context = context
         self._reporter = reporter
-        self._spawn = spawn
         self._shares = RouterShares(self._tell_shares)
         self._fixed = [self._begin(address) for address in context.config.routers]
         self._named: dict[str, Registration] = {}
@@ -58,7 +52,9 @@ class Registrations:
             self._shares,
             name,
         )
-        self._spawn(registration.run())
+        # ANEW: each connection begins with all that the router has to know.
+        named = f"registration with {name or address}"
+        spawn(registration.run, context.owner, OnFailure.ANEW, named)
         return registration
 
     def _tell_shares(self) -> None:

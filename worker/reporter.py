@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import replace
 
+from baton.core.supervised import child
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.collectives.rank_device import device_name, rank_device
 from baton.engine.engine import Engine
@@ -73,7 +74,7 @@ class Reporter:
         while True:
             self._changed.clear()
             began = time.monotonic()
-            look = asyncio.ensure_future(self.status())
+            look = child(self.status())
             try:
                 await self._report_while(look)
             finally:

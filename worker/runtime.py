@@ -5,14 +5,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, StoppedError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.engine.engine import Engine
 from baton.engine.layout.device import device_of, use_device
 from baton.transfer.channels.local_hub import LocalHub
@@ -54,17 +54,16 @@ class WorkerRuntime:
         config: WorkerConfig,
         engine: Engine,
         make_role: MakeRole,
-        on_engine_lost: Callable[[], None] = lambda: None,
+        owner: ProcessSupervisor,
         hub: LocalHub | None = None,
     ) -> None:
-        """on_engine_lost: called on the loop when the engine's loop has ended, after the role and
-        the health service were told. hub: where other engines of this process are found."""
+        """owner: of all that runs beside this in the process. hub: where other engines of this
+        process are found."""
         self._hub = hub
         self._config = config
         self._engine = engine
         self._make_role = make_role
-        self._on_engine_lost = on_engine_lost
-        self._tasks: list[asyncio.Task[None]] = []
+        self._owner = owner
         self._departure: object | None = None  # the last drain or stop; None: it was taken back
         self._stopping = False
         # Wall-clock nanoseconds: larger at every later start of this worker on this machine.
@@ -77,9 +76,10 @@ class WorkerRuntime:
         """
         config = self._config
         _use_device(device_of(config.engine.device))
-        self._server = WorkerServer(config)
+        self._owner.use_running_loop()
+        self._server = WorkerServer(config, self._owner)
         self._context = make_context(
-            config, self._engine, self.incarnation, self._server, self._hub
+            config, self._engine, self.incarnation, self._server, self._owner, self._hub
         )
         if self._server.credentials is not None:
             left = self._server.credentials.seconds_left
@@ -90,10 +90,12 @@ class WorkerRuntime:
             raise ConfigError(str(error)) from error
         self._reporter = Reporter(self._context, self._role)
         self._server.add_services(self._role, WorkerServicer(self._context, self._reporter))
+        self._owner.when_ending(self._tell_end)
         self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
-        self._spawn(self._reporter.run())
-        self._registrations = Registrations(self._context, self._reporter, self._spawn)
+        # ANEW: each round asks the engine afresh. Routers drop a worker without reports meanwhile.
+        spawn(self._reporter.run, self._owner, OnFailure.ANEW, "reporter")
+        self._registrations = Registrations(self._context, self._reporter)
         await self._server.report_serving()
         address = self._server.address
         log.info("serving", extra={"address": address})
@@ -106,9 +108,7 @@ class WorkerRuntime:
         await self._role.close()
         await self._context.grammars.close()
         await self._context.profiler.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._owner.close()
         await self._server.stop()
         await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
         await asyncio.to_thread(self._context.poller.stop)
@@ -168,20 +168,17 @@ class WorkerRuntime:
                     await asyncio.sleep(DRAIN_POLL_S)
         return self._departure is departure
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(_log_failure)
-        self._tasks.append(task)
-
     def on_batch(self, batch: EventBatch) -> None:
         self._role.on_batch(batch)
 
     def on_engine_failure(self, error: Exception) -> None:
-        """Report that the engine's loop has ended. Whoever started this process starts another."""
-        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
-        self._role.on_engine_failure(error)
-        self._spawn(self._server.report_not_serving())
-        self._on_engine_lost()
+        """End the process, as a worker without an engine is of no use."""
+        self._owner.end("engine", error)
+
+    async def _tell_end(self, error: StoppedError) -> None:
+        """Let requests go on elsewhere, and say to whoever asks that this process ends."""
+        self._role.on_end(error)
+        await self._server.report_not_serving()
 
 
 def _use_device(device: torch.device) -> None:
@@ -195,8 +192,3 @@ def _use_device(device: torch.device) -> None:
                 thread_name_prefix="aside", initializer=use_device, initargs=(device,)
             )
         )
-
-
-def _log_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a task of the worker ended: %s: %s", type(error).__name__, error)

@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
+from typing import Any
 
 from baton.api.access.key_accounts import RESERVED_TOKENS
 from baton.api.admission.drain_rate import DrainRate
@@ -18,6 +19,7 @@ from baton.api.backend import GenerateRequest
 from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import child
 from baton.core.turns import turn_of
 
 PREFILLS_AHEAD = 2
@@ -67,11 +69,13 @@ class QueuePlace:
     def waits(self) -> bool:
         return self.step is PlaceStep.WAITING
 
-    async def changed(self, wake: Awaitable[None]) -> None:
+    async def changed(self, wake: Coroutine[Any, Any, None]) -> None:
         """Wait until the wait has ended, or until `wake` has."""
-        other = asyncio.ensure_future(wake)
+        other = child(wake)
         try:
             await asyncio.wait({self._turn, other}, return_when=asyncio.FIRST_COMPLETED)
+            if other.done():
+                other.result()
         finally:
             other.cancel()
 

@@ -6,11 +6,11 @@ while it drops what it made. For 12 MB that is half a second, in which no stream
 
 import asyncio
 import contextlib
+import logging
 import pickle
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from baton.api.errors import RETRY_AFTER_S
@@ -19,6 +19,9 @@ from baton.api.large.job import LENGTH, Job, Refused, Result
 from baton.api.large.turns import Turns
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import child, child_thread
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 300.0
 """The time for one job: 32 MB of one word take two minutes."""
@@ -59,7 +62,7 @@ class LargeRequestProcess:
             raise _failed(f"other large requests have been read for {WAIT_S:g} s") from error
 
     async def _run(self, job: Job, data: BodyFile) -> Result:
-        task = asyncio.create_task(self._ask(job, data))
+        task = child(self._ask(job, data))
         try:
             found = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -112,14 +115,23 @@ class LargeRequestProcess:
 
     def end(self) -> None:
         """End the process. A job that it has fails."""
-        child, self._child = self._child, None
+        process, self._child = self._child, None
         end, self._socket = self._socket, None
         if end is not None:
             end.close()
-        if child is not None:
-            child.kill()
+        if process is not None:
+            process.kill()
             # Its memory is freed before it is gone: that may take a moment.
-            threading.Thread(target=child.wait, name="end of a process").start()
+            child_thread(lambda: _wait_for(process), "end of a process", _not_ended)
+
+
+def _wait_for(process: "subprocess.Popen[bytes]") -> None:
+    process.wait()
+
+
+def _not_ended(error: Exception) -> None:
+    """Log that a killed process stays in the list of processes. Nothing waits for it."""
+    log.error("the end of a process was not seen: %s: %s", type(error).__name__, error)
 
 
 async def _received(end: socket.socket, size: int) -> bytearray:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from baton.api.access.client_limits import Refusal
 from baton.api.server.connection_table import Connection, ConnectionTable
+from baton.core.supervised import child
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,16 @@ class Acceptor:
             accepted.close()
             return
         accepted.setblocking(False)
-        task = self._loop.create_task(self._serve(accepted, place))
+        task = child(self._serve(accepted, place))
         place.drop = task.cancel
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._opened)
+
+    def _opened(self, task: "asyncio.Task[None]") -> None:
+        """Log what has kept a connection from being served. It is closed; others are served."""
+        self._opening.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection could not be served", exc_info=error)
 
     async def _serve(self, accepted: socket.socket, place: Connection) -> None:
         """Make the connection's protocol, after the TLS handshake if there is one."""

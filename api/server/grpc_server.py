@@ -16,6 +16,7 @@ from baton.api.server.client_guard import ClientGuard
 from baton.api.server.surplus_connections import SurplusConnections
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.proto import inference_pb2, inference_pb2_grpc
 from baton.rpc.channel_options import public_server_options
 from baton.rpc.client_tls import ClientTls
@@ -32,6 +33,7 @@ class GrpcServer:
         inference: InferenceServicer,
         host: str,
         port: int,
+        owner: ProcessSupervisor,
         *,
         max_body_bytes: int,
         keys: KeyGate | None = None,
@@ -62,12 +64,15 @@ class GrpcServer:
         )
         self.port = self._listen(host, port, tls)
         self._surplus = SurplusConnections(self.port, busy, guard.metrics)
+        self._owner = owner
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to accept connections."""
         await self.server.start()
-        self._watching = asyncio.create_task(self._surplus.watch())
+        # ANEW: each look counts the connections afresh.
+        watch, name = self._surplus.watch, "surplus gRPC connections"
+        self._watching = spawn(watch, self._owner, OnFailure.ANEW, name)
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give running calls `grace_s` to end, then close their connections."""

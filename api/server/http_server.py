@@ -13,6 +13,7 @@ from baton.api.server.connection_table import Connection, ConnectionTable
 from baton.api.server.http_protocol import GuardedHttp
 from baton.api.server.stream_limit import StreamLimit
 from baton.core.errors import ConfigError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.rpc.client_tls import ClientTls
 
 
@@ -27,6 +28,7 @@ class HttpServer:
         app: Starlette,
         host: str,
         port: int,
+        owner: ProcessSupervisor,
         tls: ClientTls | None = None,
         guard: ClientGuard | None = None,
     ) -> None:
@@ -35,6 +37,7 @@ class HttpServer:
         tls: None serves plain HTTP. guard: None has the default limits.
         """
         self._tls = tls
+        self._owner = owner
         guard = guard or ClientGuard.make()
         self._limits = guard.limits
         self._calls = guard.calls
@@ -67,8 +70,17 @@ class HttpServer:
         acceptor.start()
         self._server.servers = [acceptor]  # type: ignore[list-item]  # it has what is called
         self._server.started = True
-        work = self._server.main_loop(), self._check_deadlines()
-        self._tasks = [asyncio.create_task(each) for each in work]
+        # ANEW: both look at what is there, again and again, and remember nothing.
+        self._tasks = [
+            spawn(
+                self._server.main_loop,
+                self._owner,
+                OnFailure.ANEW,
+                "HTTP server",
+                may_return=True,  # at the stop
+            ),
+            spawn(self._check_deadlines, self._owner, OnFailure.ANEW, "deadlines of HTTP clients"),
+        ]
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give running answers `grace_s` to end, then close their connections."""
@@ -76,12 +88,11 @@ class HttpServer:
         if not self._tasks:
             self._socket.close()
             return
-        main_loop, deadlines = self._tasks
-        await main_loop
+        for task in self._tasks:
+            task.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._server.shutdown(sockets=[self._socket])
-        deadlines.cancel()
 
     def _protocol(self, place: Connection) -> GuardedHttp:
         server = self._server

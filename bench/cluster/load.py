@@ -12,6 +12,7 @@ import uvloop
 
 from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
 from baton.bench.contract import percentile
+from baton.core.supervised import child
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.process.tuning import keep_what_is_loaded
 
@@ -51,7 +52,7 @@ def play(
     """
 
     async def all_() -> list[StreamedAnswer]:
-        napping = asyncio.ensure_future(_nap(gap_s)) if gap_s else None
+        napping = child(_nap(gap_s)) if gap_s else None
         try:
             return await run(server, load, prompts, more=more, read=read)
         finally:

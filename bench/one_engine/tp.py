@@ -1,7 +1,6 @@
 """`baton bench tp`: a replica of several ranks beside one rank with as many threads."""
 
 import random
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
 from baton.bench.one_engine.paired import quartiles
 from baton.core.sampling_params import SamplingParams
+from baton.core.supervised import child_thread
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.collective import Meeting, all_reduce_native, shared_words
@@ -139,12 +139,14 @@ def _sum_us(count: int) -> float:
         for _ in range(_SUMS):
             all_reduce_native(native, x, meeting)
 
-    other = threading.Thread(target=run, args=(1,))
-    other.start()
+    failures: list[Exception] = []
+    other = child_thread(lambda: run(1), "rank 1", failures.append)
     began = time.perf_counter()
     run(0)
     taken = time.perf_counter() - began
     other.join()
+    if failures:
+        raise failures[0]
     return taken / _SUMS * 1e6
 
 

@@ -12,6 +12,7 @@ from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
+from baton.rpc.streams import first_of
 
 REPORT_S = 1.0
 """Seconds between two reports: those of a worker whose load does not change."""
@@ -121,18 +122,17 @@ class CannedRank(worker_pb2_grpc.RankServicer):
                 if running or pending.requests:
                     due.set()
 
-        await context.write(worker_pb2.RankMessage(hello=self.hello))
-        tasks = [asyncio.ensure_future(read()), asyncio.ensure_future(step())]
-        try:
+        async def write() -> None:
+            nonlocal pending
             while True:
                 await due.wait()
                 due.clear()
                 message, pending = pending, worker_pb2.RankMessage()
                 self.sent += bool(message.requests or message.HasField("step"))
                 await context.write(message)
-        finally:
-            for task in tasks:
-                task.cancel()
+
+        await context.write(worker_pb2.RankMessage(hello=self.hello))
+        await first_of(read(), step(), write())
 
 
 def hello_of(name: str, role: common_pb2.Role, address: str, number: int) -> common_pb2.Hello:

@@ -14,6 +14,8 @@ import uvloop
 
 from baton.bench.sessions.canned_rank import CannedRank, hello_of, stay_registered
 from baton.core.errors import PeerLostError
+from baton.core.process_end import ending_owner
+from baton.core.supervised import child as child_task
 from baton.deploy.process.tuning import keep_what_is_loaded, switch_often
 from baton.proto import common_pb2
 from baton.router.actor import RouterActor
@@ -82,7 +84,7 @@ def route(pipe: Connection, config: RouterConfig) -> None:
     """Serve as a router. Answers its start with `RouterStarted`, and each question with the names
     of its Python threads by their native id."""
     switch_often()
-    router = RouterActor(config)
+    router = RouterActor(config, ending_owner())
     started: RouterStarted = router.start()
     keep_what_is_loaded()
     pipe.send(started)
@@ -111,7 +113,7 @@ async def _ranks(pipe: Connection, plan: RankPlan) -> None:
     prefill = hello_of(name, common_pb2.PREFILL, "127.0.0.1:1", 0)
     joining = [(prefill, Credentials(folder)), *((rank.hello, rank.credentials) for rank in ranks)]
     registered = [
-        asyncio.ensure_future(stay_registered(router, hello, credentials))
+        child_task(stay_registered(router, hello, credentials))
         for hello, credentials in joining
         for router in plan.routers
     ]

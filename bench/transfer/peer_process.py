@@ -15,6 +15,7 @@ import uvloop
 from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_handler
 
 from baton.bench.transfer.pools import TOKENS, Pools
+from baton.core.process_end import ending_owner
 from baton.deploy.process.tuning import keep_freed_memory
 from baton.rpc.channel_options import DATA_OPTIONS
 from baton.rpc.credentials import Credentials
@@ -67,7 +68,7 @@ class Peer:
         self._pipe = pipe
         self._pools = Pools(seed, ranks)
         self._credentials = Credentials(certificate)
-        self._poller = Poller("transfers")
+        self._poller = Poller("transfers", ending_owner())
         self._tickets = TicketTable(self._pools.memory, 0, tell_on_loop())
         self._receivers: dict[str, Receiver] = {}
         self._lender: Lender | None = None

@@ -14,6 +14,7 @@ from grpc import aio
 
 from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE, RECEIVER, main
 from baton.bench.transfer.pools import Pools, TransferCase
+from baton.core.process_end import ending_owner
 from baton.deploy.certs.cluster_credentials import ClusterCredentials
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
@@ -61,7 +62,7 @@ class Sides:
         self._pipe = pipe
         self._credentials = credentials
         self.pools = pools
-        self._poller = Poller("transfers")
+        self._poller = Poller("transfers", ending_owner())
         self._senders: dict[str, Sender] = {}
         self._readers: dict[str, tuple[Reader, int]] = {}  # with the lender's segment size
         self._receiver: WorkerIdentity

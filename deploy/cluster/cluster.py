@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster import actors, ray_start
@@ -48,15 +49,18 @@ class Cluster:
         config: ClusterConfig,
         progress: StartProgress | None = None,
         detached: Detached | None = None,
+        owner: ProcessSupervisor | None = None,
     ) -> None:
         """Reserve ports and memory, and join the Ray that the config names.
 
-        detached: None for a cluster that ends with this process. Raises StartError if a port is
-        taken, memory does not suffice, or that Ray does not answer.
+        detached: None for a cluster that ends with this process. owner: of the threads of this
+        process that run beside their makers; None where it has no other. Raises StartError if a
+        port is taken, memory does not suffice, or that Ray does not answer.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
         self._progress = progress or Silent()
         self._detached = detached
+        self._owner = owner or ProcessSupervisor()
         # Of the supervisor's last life, which the cluster has survived.
         self._record = record = detached.store.read() if detached else None
         with ExitStack() as held:
@@ -139,7 +143,9 @@ class Cluster:
         if isinstance(self._ray, OwnRay):
             self._connect("starting")
         elif isinstance(self.config.authority, Path) or self.config.routers_move:
-            self._renewing.enter_context(renewing(partial(_copied, self._fleet, self.routers)))
+            self._renewing.enter_context(
+                renewing(partial(_copied, self._fleet, self.routers), self._owner)
+            )
         if self._record is None or not self._record.serves:
             self._start(self.config.members)
         else:

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.messages.control import SILENCE_S, serving
 
@@ -68,7 +69,7 @@ def start_relay(control: Path, *, detached: bool) -> Any:
     )
 
 
-def relaying(path: Path) -> AbstractContextManager[None]:
+def relaying(path: Path, owner: ProcessSupervisor) -> AbstractContextManager[None]:
     """Take requests at `path` on this host, inside the context, and pass them on to the actor.
 
     Raises StartError if the socket cannot be made.
@@ -80,7 +81,7 @@ def relaying(path: Path) -> AbstractContextManager[None]:
                 for line in _answers(self.rfile.readline()):
                     self.wfile.write(line)
 
-    return serving(path, Relayed)
+    return serving(path, Relayed, owner)
 
 
 def _answers(line: bytes) -> Iterable[bytes]:

@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import ray
 
 from baton.core.errors import ConfigError
+from baton.core.process_end import ending_owner
+from baton.core.supervised import ProcessSupervisor, child
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.arrival import Arrival
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 class Served(Protocol):
     """A router or a worker as its room defines it. Its methods block."""
 
-    def __init__(self, config: Any) -> None: ...
+    def __init__(self, config: Any, owner: ProcessSupervisor) -> None: ...
 
     def start(self) -> Any:
         """Start serving and return the `Started`."""
@@ -72,6 +74,7 @@ class Host(ABC, Generic[S]):
     """
 
     def __init__(self) -> None:
+        self._owner = ending_owner()
         self._served: S | None = None  # once it starts
         self._started: asyncio.Task[Any] | None = None
         self._held = ExitStack()  # files; until the process stops or ends
@@ -94,7 +97,7 @@ class Host(ABC, Generic[S]):
     def _begin(self) -> "asyncio.Task[Any]":
         if self._started is None:
             starting = asyncio.to_thread(self._start)
-            self._started = asyncio.get_running_loop().create_task(starting)
+            self._started = child(starting)
         return self._started
 
     def _start(self) -> Any:
@@ -145,13 +148,15 @@ class RouterHost(Host[RetiringServed]):
                 log.critical("a newer start of %s is at %s", arrival.name, newest.http)
                 os._exit(1)
 
-        self._following.enter_context(following(RouterPlaces(arrival.cluster), end_if_replaced))
+        self._following.enter_context(
+            following(RouterPlaces(arrival.cluster), self._owner, end_if_replaced)
+        )
         return started
 
     def _make(self) -> RetiringServed:
         if self._arrival is not None:
-            self._config = self._arrival.complete(self._config, self._held)
-        return self._kind(self._config)
+            self._config = self._arrival.complete(self._config, self._held, self._owner)
+        return self._kind(self._config, self._owner)
 
 
 class WorkerHost(Host[WorkerServed]):
@@ -185,7 +190,7 @@ class WorkerHost(Host[WorkerServed]):
             started = super()._start()
         cluster = self._arrival.routers_of
         if cluster is not None:
-            self._following.enter_context(following(RouterPlaces(cluster), self._meet))
+            self._following.enter_context(following(RouterPlaces(cluster), self._owner, self._meet))
         return started
 
     def _meet(self, places: Mapping[str, RouterPlace]) -> None:
@@ -194,7 +199,7 @@ class WorkerHost(Host[WorkerServed]):
 
     def _make(self) -> WorkerServed:
         self._config = self._arrival.complete(self._config, self._held)
-        return self._kind(self._config)
+        return self._kind(self._config, self._owner)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.cluster.ray_processes import RayProcesses
 
 GRACE_S = 2.0
@@ -21,7 +22,7 @@ _OVER = b"\0"  # no signal has this number
 
 
 @contextmanager
-def end_if_ray_is_lost(grace_s: float = GRACE_S) -> Iterator[None]:
+def end_if_ray_is_lost(owner: ProcessSupervisor, grace_s: float = GRACE_S) -> Iterator[None]:
     """End this process if SIGINT or SIGTERM has ended Ray's processes too.
 
     Applies inside the context, `grace_s` after Ray's processes have ended. Main thread only; signal
@@ -30,11 +31,15 @@ def end_if_ray_is_lost(grace_s: float = GRACE_S) -> Iterator[None]:
     heard, told = os.pipe()
     os.set_blocking(told, False)
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    over = threading.Event()
-    watcher = threading.Thread(
-        target=_watch, args=(heard, over, grace_s), name="ray-lost", daemon=True
+    over, signalled = threading.Event(), threading.Event()
+    # ANEW: a signal that has come is remembered, and Ray's processes are looked for again.
+    watcher = thread(
+        lambda: _watch(heard, over, signalled, grace_s),
+        owner,
+        OnFailure.ANEW,
+        "ray-lost",
+        may_return=True,
     )
-    watcher.start()
     try:
         yield
     finally:
@@ -46,10 +51,10 @@ def end_if_ray_is_lost(grace_s: float = GRACE_S) -> Iterator[None]:
         os.close(heard)
 
 
-def _watch(heard: int, over: threading.Event, grace_s: float) -> None:
-    while (number := os.read(heard, 1)) != _OVER:
+def _watch(heard: int, over: threading.Event, signalled: threading.Event, grace_s: float) -> None:
+    while not signalled.is_set() and (number := os.read(heard, 1)) != _OVER:
         if number[0] in _SIGNALS:
-            break
+            signalled.set()
     if over.is_set():
         return
     ray = RayProcesses()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.actors import ActorHandle, Call
 
@@ -19,20 +20,20 @@ _END_S = 10.0
 
 
 @contextmanager
-def renewing(files: Callable[[], Files]) -> Iterator[None]:
+def renewing(files: Callable[[], Files], owner: ProcessSupervisor) -> Iterator[None]:
     """Send to each process what its files here hold, again and again, until the context ends.
 
     A process that has it already changes nothing. One that Ray has started again has its first
     arguments, and so may have lost a change that was sent before.
     """
     over = threading.Event()
-    thread = threading.Thread(target=_send, args=(files, over), name="renewal", daemon=True)
-    thread.start()
+    # ANEW: it sends all that there is, again and again.
+    sender = thread(lambda: _send(files, over), owner, OnFailure.ANEW, "renewal", may_return=True)
     try:
         yield
     finally:
         over.set()
-        thread.join(_END_S)
+        sender.join(_END_S)
 
 
 def _send(files: Callable[[], Files], over: threading.Event) -> None:

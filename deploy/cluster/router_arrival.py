@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from baton.core.address import join_host_port
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.control_relay import relaying
@@ -51,7 +52,9 @@ class RouterArrival:
         """Return the number of this life, above those of earlier ones."""
         return self.made_ns + ray_nodes.restarts_of_this_actor()
 
-    def complete(self, config: RouterConfig, held: ExitStack) -> RouterConfig:
+    def complete(
+        self, config: RouterConfig, held: ExitStack, owner: ProcessSupervisor
+    ) -> RouterConfig:
         """Return the config for this life.
 
         held: keeps the folder of the files, and the socket in it that takes requests for the
@@ -63,7 +66,7 @@ class RouterArrival:
         keys = None if config.api_keys is None else own / _API_KEYS
         control = None if config.control is None else own / _CONTROL
         if control is not None:
-            held.enter_context(relaying(control))
+            held.enter_context(relaying(control, owner))
         tls = CertificateFiles(own / _CLIENT_CERT, own / _CLIENT_KEY) if config.client_tls else None
         return replace(
             config,

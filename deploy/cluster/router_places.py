@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
+from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.errors import StartError
 
 LOOK_S = 1.0
@@ -66,21 +67,23 @@ class RouterPlaces:
 
 @contextmanager
 def following(
-    places: RouterPlaces, tell: Callable[[Mapping[str, RouterPlace]], None]
+    places: RouterPlaces,
+    owner: ProcessSupervisor,
+    tell: Callable[[Mapping[str, RouterPlace]], None],
 ) -> Iterator[None]:
     """Call `tell` with the places of all routers, and with every change of them, until the context
     ends. It is called on a thread of its own.
     """
     over = threading.Event()
-    thread = threading.Thread(
-        target=_follow, args=(places, tell, over), name="router-places", daemon=True
+    # ANEW: it begins with telling all places.
+    follower = thread(
+        lambda: _follow(places, tell, over), owner, OnFailure.ANEW, "router-places", may_return=True
     )
-    thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(_END_S)
+        follower.join(_END_S)
 
 
 def _follow(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.control_handlers import control_handlers
@@ -34,19 +35,22 @@ class Supervisor:
         config: ClusterConfig,
         folder: Path,
         progress: StartProgress,
+        owner: ProcessSupervisor,
         detached: Detached | None = None,
         process: tuple[int, float] | None = None,
     ) -> None:
         """Reserve ports and memory. Raises StartError.
 
-        folder: of the state file and the control socket. process: pid and creation time of the one
+        folder: of the state file and the control socket. owner: of the threads of this process
+        that run beside their makers. process: pid and creation time of the one
         with which the cluster ends; see `ClusterState`.
         """
         self.reports = StartReports(progress)
         # Its routers pass on requests from other machines.
         router = replace(config.router, control=control_path(folder))
-        self.cluster = Cluster(replace(config, router=router), self.reports, detached)
+        self.cluster = Cluster(replace(config, router=router), self.reports, detached, owner)
         self._folder = folder
+        self._owner = owner
         self._process = process or (None, None)
         self._phase = "starting"
         self._stop = threading.Event()
@@ -60,7 +64,9 @@ class Supervisor:
         Raises DeployError, or StopWanted if a request ends the start.
         """
         with ExitStack() as stack:
-            stack.enter_context(listening(control_path(self._folder), self._handlers()))
+            stack.enter_context(
+                listening(control_path(self._folder), self._handlers(), self._owner)
+            )
             self._file = stack.enter_context(published(self._folder, self._state()))
             stack.callback(self._set_phase, "stopped")
             cluster = stack.enter_context(self.cluster)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 from baton.deploy.cluster.supervisor import Supervisor
@@ -46,10 +47,12 @@ def run_cluster(
         run_detached(console, config)
         return
     try:
-        with stop_on_signals(), end_if_ray_is_lost(), ExitStack() as stack:
+        owner = ProcessSupervisor()
+        with stop_on_signals(), end_if_ray_is_lost(owner), ExitStack() as stack:
             own = stack.enter_context(owned_folder(folder()))
             with shown(console) as progress:
-                supervisor = Supervisor(config, own, progress, process=process_named(os.getpid()))
+                process = process_named(os.getpid())
+                supervisor = Supervisor(config, own, progress, owner, process=process)
                 cluster = stack.enter_context(supervisor.running())
             greet(console, greeting_of(cluster), seconds_since_command())
             with suppress(StopWanted):

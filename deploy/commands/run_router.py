@@ -11,12 +11,14 @@ import uvloop
 from rich.console import Console
 
 from baton.core import logs
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, StoppedError
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.config_from import router_from
 from baton.deploy.errors import StartError
 from baton.deploy.process.tuning import keep_what_is_loaded, switch_often
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer, router_credentials
+from baton.rpc.streams import first_of
 
 
 def run_router(
@@ -42,7 +44,8 @@ async def _serve(console: Console, config: RouterConfig, drain_s: float) -> None
     wanted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, wanted.set)
-    server = RouterServer(config)
+    owner = ProcessSupervisor()
+    server = RouterServer(config, owner)
     started = await server.start()
     try:
         keep_what_is_loaded()
@@ -50,7 +53,16 @@ async def _serve(console: Console, config: RouterConfig, drain_s: float) -> None
         console.print(f"ready\n  HTTP     {scheme}://{started.http_address}", soft_wrap=True)
         console.print(f"  gRPC     {started.grpc_address}", soft_wrap=True)
         console.print(f"  workers  {started.internal_address}", soft_wrap=True)
-        await wanted.wait()
+        await first_of(_set(wanted), _until_ended(owner))
         console.print("stopping")
     finally:
         await server.stop(drain_s)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _until_ended(owner: ProcessSupervisor) -> None:
+    """Wait until the router has lost what it cannot do without: raises StoppedError."""
+    raise StoppedError(f"{await owner.ended()}; start it again")

@@ -22,6 +22,7 @@ from typing import Any
 import ray
 
 from baton.core.errors import BatonError
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.ray_home import OwnRay, RayHome, ray_for
 from baton.deploy.cluster.start_reports import StartReport
@@ -84,7 +85,7 @@ def _publish_start(config: ClusterConfig, held: ExitStack) -> None:
         return {}
 
     handlers: Handlers = {DESCRIBE: lambda *_: described, STOP: stop}
-    held.enter_context(listening(control_path(own), handlers))
+    held.enter_context(listening(control_path(own), handlers, ProcessSupervisor()))
     model, control = str(config.engine.model), str(control_path(own))
     state = ClusterState(name, *process, time.time(), model, [""], "", control)
     held.enter_context(published(own, state))

@@ -14,6 +14,7 @@ import ray
 
 from baton.core import logs
 from baton.core.errors import BatonError
+from baton.core.supervised import ProcessSupervisor, child_thread
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.record import Detached, RecordStore
 from baton.deploy.cluster.start_reports import StartReport
@@ -62,7 +63,8 @@ class SupervisorActor:
         self._failed = ""
         self._told = threading.Event()  # somebody knows why it failed
         logs.set_up(config.router.telemetry.log_format, worker=NAME)
-        threading.Thread(target=self._run, name="supervise", daemon=True).start()
+        self._owner = ProcessSupervisor()
+        child_thread(self._run, "supervise", _failed)
 
     def follow(self, seen: int) -> StartNews:
         """Return the reports of the start but for the first `seen`, and its outcome."""
@@ -100,7 +102,7 @@ class SupervisorActor:
 
     def _supervise(self, detached: Detached) -> None:
         self._supervisor = supervisor = Supervisor(
-            self._config, detached.folder, Silent(), detached, self._ray_process
+            self._config, detached.folder, Silent(), self._owner, detached, self._ray_process
         )
         with supervisor.running() as cluster:
             self._greeting = greeting_of(cluster)
@@ -115,3 +117,8 @@ class SupervisorActor:
                     os.kill(pid, signal.SIGTERM)
                     return  # Ray ends this process
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+
+def _failed(error: Exception) -> None:
+    """Say what has ended the cluster, beside what a BatonError says. `_run` has ended it."""
+    log.critical("the supervisor has failed", exc_info=error)

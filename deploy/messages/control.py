@@ -8,12 +8,12 @@ lines of progress, then one with the answer or with an error.
 import json
 import socket
 import socketserver
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.errors import ControlError, DeployError, NotRunning, StartError
 from baton.deploy.messages.start_progress import StartProgress
 
@@ -53,7 +53,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     block_on_close = False
 
 
-def listening(path: Path, handlers: Handlers) -> AbstractContextManager[None]:
+def listening(
+    path: Path, handlers: Handlers, owner: ProcessSupervisor
+) -> AbstractContextManager[None]:
     """Handle requests at `path` inside the context, each on its own thread. Raises StartError."""
 
     class RequestHandler(socketserver.StreamRequestHandler):
@@ -76,19 +78,21 @@ def listening(path: Path, handlers: Handlers) -> AbstractContextManager[None]:
         def _send(self, message: Mapping[str, Any]) -> None:
             self.wfile.write(json.dumps(message).encode() + b"\n")
 
-    return serving(path, RequestHandler)
+    return serving(path, RequestHandler, owner)
 
 
 @contextmanager
-def serving(path: Path, handler: type[socketserver.StreamRequestHandler]) -> Iterator[None]:
+def serving(
+    path: Path, handler: type[socketserver.StreamRequestHandler], owner: ProcessSupervisor
+) -> Iterator[None]:
     """Take connections at `path` inside the context, each on its own thread. Raises StartError."""
     path.unlink(missing_ok=True)
     try:
         server = _Server(str(path), handler)
     except OSError as err:
         raise StartError(f"cannot listen for commands at {path}: {err}") from err
-    thread = threading.Thread(target=server.serve_forever, name="control", daemon=True)
-    thread.start()
+    # ANEW: each connection has a thread of its own, and the socket stays open.
+    thread(server.serve_forever, owner, OnFailure.ANEW, "control socket", may_return=True)
     try:
         yield
     finally:

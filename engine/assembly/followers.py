@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.core.errors import ConfigError, RankError
+from baton.core.supervised import child_thread
 from baton.engine.collectives.comm import Shard
 from baton.engine.collectives.group_comm import JOIN_S
 from baton.engine.collectives.rank_books import Books
@@ -86,8 +87,7 @@ class Followers:
         self._memory = SharedMemory(memory, Shard(0, size), 0, config.rank_timeout_s)
         self._followers = [Follower(rank, config.rank_timeout_s, memory) for rank in range(1, size)]
         os.close(memory)
-        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
-        self._listener.start()
+        self._listener = child_thread(self._listen, "ranks", self._not_heard)
         try:
             for each in self._followers:
                 shard = Shard(each.rank, size)
@@ -241,6 +241,10 @@ class Followers:
                         self._lose(f"rank {follower.rank} is lost: {said}")
                     continue
                 self._take(follower, message)
+
+    def _not_heard(self, error: Exception) -> None:
+        """Lose the replica: nobody would hear any more that a rank has failed."""
+        self._lose(f"the ranks are not heard any more: {type(error).__name__}: {error}")
 
     def _take(self, follower: Follower, message: Any) -> None:
         if isinstance(message, Failed):

@@ -1,6 +1,5 @@
 """The collectives of ranks that are GPUs of one host, over NCCL."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import ConfigError
+from baton.core.supervised import child_thread
 from baton.engine.collectives.comm import Comm, Shard
 from baton.engine.collectives.group_comm import JOIN_S, GroupComm, meeting_place
 from baton.kernels.base import Kernels
@@ -66,13 +66,10 @@ def within(limit_s: float, connect: Callable[[], object], shard: Shard) -> None:
     ended: Future[None] = Future()
 
     def call() -> None:
-        try:
-            connect()
-            ended.set_result(None)
-        except Exception as error:  # NCCL's, or CUDA's
-            ended.set_exception(error)
+        connect()
+        ended.set_result(None)
 
-    threading.Thread(target=call, name="nccl connects", daemon=True).start()
+    child_thread(call, "nccl connects", ended.set_exception)
     try:
         ended.result(limit_s)
     except TimeoutError:

@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from baton.core.errors import InvariantError
+from baton.core.supervised import submit
 from baton.engine.layout.device import use_device
 
 _LOOK_S = 50e-6  # between two questions whether a step has ended: little beside any step
@@ -88,7 +90,7 @@ class ThreadStream:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
-        return self._worker.submit(_inside, self._around, work)
+        return submit(self._worker, _inside, self._around, work)
 
     def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
         try:
@@ -123,6 +125,7 @@ class CudaStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._begun = False
+        self._lost: InvariantError | None = None  # a mark has failed: set on the marks' thread
         # The pool's thread starts with the first mark and blocks in the driver until its event.
         self._marks = ThreadPoolExecutor(
             max_workers=1,
@@ -138,6 +141,8 @@ class CudaStream:
             self._begun = True
         with torch.cuda.stream(self._stream):
             try:
+                if self._lost is not None:
+                    raise self._lost
                 done.set_result(work())
             except Exception as error:  # whoever asks for the result hears of it
                 done.set_exception(error)
@@ -151,7 +156,15 @@ class CudaStream:
     def mark(self, then: Callable[[], None]) -> None:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
-        self._marks.submit(_after, event, then)
+        submit(self._marks, _after, event, then).add_done_callback(self._marked)
+
+    def _marked(self, mark: "Future[None]") -> None:
+        """Fail the work that comes next, and so the engine, if a mark was not heard: whoever waits
+        for it would wait for ever."""
+        if not mark.cancelled() and (error := mark.exception()) is not None:
+            self._lost = InvariantError(
+                f"what had to follow the device's work has failed: {type(error).__name__}: {error}"
+            )
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -7,6 +7,7 @@ import grpc
 from baton.api.errors import RETRY_AFTER_S, shorten
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, PeerLostError
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import MetricsRequest
 from baton.router.cluster_view.worker_table import Change, WorkerTable
@@ -26,8 +27,13 @@ class WorkerPages:
     """
 
     def __init__(
-        self, table: WorkerTable, credentials: Credentials, deadline_s: float = DEADLINE_S
+        self,
+        table: WorkerTable,
+        credentials: Credentials,
+        owner: ProcessSupervisor,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
+        self._owner = owner
         self._table = table
         self._deadline_s = deadline_s
         self._peers = PeerChannels(credentials)
@@ -57,7 +63,7 @@ class WorkerPages:
 
     async def close(self) -> None:
         """Close all connections."""
-        await asyncio.gather(*self._closing)
+        await asyncio.gather(*self._closing, return_exceptions=True)
         await self._peers.close()
 
     def _unknown(self, worker_id: str) -> str:
@@ -69,7 +75,15 @@ class WorkerPages:
 
     def _on_change(self, change: Change) -> None:
         if change.before is not None and change.after is None:
-            closing = asyncio.create_task(self._peers.forget(change.before.worker_id))
+            worker_id = change.before.worker_id
+            # ANEW: a connection that is closed already is closed again without effect.
+            closing = spawn(
+                lambda: self._peers.forget(worker_id),
+                self._owner,
+                OnFailure.ANEW,
+                f"end of the connection to {worker_id}",
+                may_return=True,
+            )
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 

@@ -113,6 +113,15 @@ class Change:
     after: Worker | None
     reason: str = ""
 
+    @property
+    def description(self) -> str:
+        """Say what has become of the worker."""
+        if self.before is None:
+            return "joined"
+        if self.after is None:
+            return f"is gone: {self.reason}"
+        return "is leaving" if self.after.leaving else "takes requests again"
+
 
 class WorkerTable:
     """The registered workers by id, each with a lease of `lease_s` seconds.

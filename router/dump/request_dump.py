@@ -4,7 +4,6 @@ import logging
 import os
 import queue
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Self, TextIO
 
 from baton.api.backend import GenerateRequest
 from baton.core.errors import ConfigError
+from baton.core.supervised import child_thread
 from baton.router.dump.block_ids import BLOCK, BlockIds
 from baton.router.dump.request_record import (
     SUFFIX,
@@ -67,8 +67,7 @@ class RequestDump:
         self.left_out = 0
         """Requests that were not written, because too many waited."""
         self._put(DumpHeader(model, time.time(), BLOCK, not options.prompts).line())
-        self._thread = threading.Thread(target=self._run, name="request-dump", daemon=True)
-        self._thread.start()
+        self._thread = child_thread(self._run, "request-dump", self._failed)
 
     @classmethod
     def open(cls, options: DumpOptions, model: str, clock: Callable[[], float]) -> Self:
@@ -117,6 +116,12 @@ class RequestDump:
                     self._put(self._record(ended).line())
                 except OSError as error:
                     self._stop(f"cannot be written: {error}")
+
+    def _failed(self, error: Exception) -> None:
+        """End the dump after a fault, as the router serves on without one."""
+        self._stop(f"has failed: {type(error).__name__}: {error}")
+        while self._waiting.get() is not None:
+            pass  # as in `_run`
 
     def _put(self, line: str) -> None:
         """Write a line, unless it does not fit."""

@@ -172,6 +172,7 @@ class LiveRequests:
         self._live: dict[str, LiveRequest] = {}
         self.closing = False
         """Set when the router stops: nothing more is admitted."""
+        self.ending: ApiError | None = None  # why the process ends; set by `end`
 
     def __len__(self) -> int:
         return len(self._live)
@@ -188,8 +189,16 @@ class LiveRequests:
         self._live[request.request_id] = live
         return live
 
+    def end(self, error: ApiError) -> None:
+        """Stop all requests, and refuse those to come, with the reason why the process ends."""
+        self.ending = error
+        for live in list(self._live.values()):
+            live.stop(error, FinishReason.ERROR)
+
     def check_open(self) -> None:
         """Raise UNAVAILABLE when closing."""
+        if self.ending is not None:
+            raise self.ending
         if self.closing:
             raise stopping()
 

@@ -1,22 +1,24 @@
 """The sessions to the decode ranks of the table."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from baton.core.role import Role
+from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.router.sessions.rank_session import RankSession, SessionOptions
-
-log = logging.getLogger(__name__)
 
 
 class RankSessions:
     """A session to each decode rank, opened and closed as ranks join and leave the table."""
 
     def __init__(
-        self, table: WorkerTable, options: SessionOptions, on_change: Callable[[], None]
+        self,
+        table: WorkerTable,
+        options: SessionOptions,
+        on_change: Callable[[], None],
+        owner: ProcessSupervisor,
     ) -> None:
         """on_change: called when a rank becomes usable or stops being usable.
 
@@ -25,6 +27,7 @@ class RankSessions:
         self._table = table
         self._options = options
         self._on_change = on_change
+        self._owner = owner
         self._sessions: dict[str, RankSession] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped = False
@@ -66,16 +69,15 @@ class RankSessions:
     def _open(self, worker: Worker) -> None:
         session = RankSession(worker, self._options, self._prefills, self._on_change)
         self._sessions[worker.worker_id] = session
-        task = asyncio.create_task(session.run(), name=f"session-{worker.worker_id}")
-        task.add_done_callback(_report)
-        self._tasks[worker.worker_id] = task
+        # ANEW: its requests have failed with the connection, and the next one begins with Hello.
+        self._tasks[worker.worker_id] = spawn(
+            session.run,
+            self._owner,
+            OnFailure.ANEW,
+            f"session with {worker.worker_id}",
+            may_return=True,  # when the rank has said that it stops
+        )
 
     def _close(self, worker_id: str, reason: str) -> None:
         self._sessions.pop(worker_id).close(reason)
         self._tasks.pop(worker_id).cancel()
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """Log the error of a session's task. It must never have one."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("%s failed", task.get_name(), exc_info=task.exception())

@@ -21,6 +21,7 @@ from baton.api.request_ids import RequestIds
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.http_server import HttpServer
 from baton.api.sse import EventStream
+from baton.core.supervised import ProcessSupervisor
 from baton.rpc.client_tls import ClientTls
 
 DEADLINE_S = 60.0
@@ -143,7 +144,7 @@ async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[
     calls = CallLog("toy")
     guard = ClientGuard(given, metrics, given.connections, given.connections, calls)
     app = RequestIds(server.app(), calls)
-    http = HttpServer(app, "127.0.0.1", 0, tls, guard)
+    http = HttpServer(app, "127.0.0.1", 0, ProcessSupervisor(), tls, guard)
     await http.start()
     server.port = http.port
     try:

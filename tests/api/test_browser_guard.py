@@ -20,6 +20,7 @@ from baton.api.server.http_server import HttpServer
 from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.core.address import is_loopback
+from baton.core.supervised import ProcessSupervisor
 from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.routes import router_routes
 
@@ -68,7 +69,7 @@ def opened(backend: FakeBackend, text: TextService) -> Open:
 
     @asynccontextmanager
     async def run(policy: BrowserPolicy = LOOPBACK) -> AsyncIterator[httpx.AsyncClient]:
-        server = HttpServer(make(backend, text, policy), "127.0.0.1", 0)
+        server = HttpServer(make(backend, text, policy), "127.0.0.1", 0, ProcessSupervisor())
         await server.start()
         url = f"http://127.0.0.1:{server.port}"
         try:

@@ -28,6 +28,7 @@ from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import ProcessSupervisor
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from baton.rpc.tracing import TraceContext, Tracing
 
@@ -324,7 +325,9 @@ async def test_grpc_calls_that_the_port_refuses_leave_lines(
     calls = CallLog("toy")
     guard = ClientGuard.make(ClientLimits(body_s=0.2), calls=calls)
     servicer = InferenceServicer(backend, text, None, calls)
-    server = GrpcServer(servicer, "127.0.0.1", 0, max_body_bytes=1 << 20, guard=guard)
+    server = GrpcServer(
+        servicer, "127.0.0.1", 0, ProcessSupervisor(), max_body_bytes=1 << 20, guard=guard
+    )
     await server.start()
     named = (("x-request-id", "mine"),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

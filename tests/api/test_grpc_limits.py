@@ -17,6 +17,7 @@ from baton.api.access.client_metrics import ClientMetrics
 from baton.api.server import surplus_connections
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
+from baton.core.supervised import ProcessSupervisor
 from baton.proto import inference_pb2, inference_pb2_grpc
 
 DEADLINE_S = 60.0
@@ -88,7 +89,9 @@ async def serving(connections: int = 100, **limits: Any) -> AsyncIterator[Server
     metrics = ClientMetrics("router", registry)
     guard = ClientGuard(ClientLimits(**limits), metrics, connections, connections)
     inference = Inference()
-    grpc_server = GrpcServer(inference, "127.0.0.1", 0, max_body_bytes=1 << 20, guard=guard)
+    grpc_server = GrpcServer(
+        inference, "127.0.0.1", 0, ProcessSupervisor(), max_body_bytes=1 << 20, guard=guard
+    )
     await grpc_server.health.set("", health_pb2.HealthCheckResponse.SERVING)
     await grpc_server.start()
     async with AsyncExitStack() as open_:

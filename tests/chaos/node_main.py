@@ -24,6 +24,7 @@ from chaos.spoiler import Spoiler
 from engine.engines import make_engine
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.layout.owners import Owner
@@ -133,7 +134,7 @@ class Node:
             credentials=plan.credentials,
             **plan.options,
         )
-        runtime = WorkerRuntime(config, self._engine, self._make_role)
+        runtime = WorkerRuntime(config, self._engine, self._make_role, ProcessSupervisor())
         started = await runtime.start()
         pulse = asyncio.ensure_future(self._pulse.beat())
         threading.Thread(

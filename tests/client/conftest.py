@@ -11,6 +11,7 @@ from fake_backend import FakeBackend
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.server.grpc_server import GrpcServer
 from baton.api.text_service import TextService
+from baton.core.supervised import ProcessSupervisor
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ def backend(text: TextService) -> FakeBackend:
 async def address(backend: FakeBackend, text: TextService) -> AsyncIterator[str]:
     """The address at which the server listens."""
     servicer = InferenceServicer(backend, text)
-    server = GrpcServer(servicer, "127.0.0.1", 0, max_body_bytes=1 << 20)
+    server = GrpcServer(servicer, "127.0.0.1", 0, ProcessSupervisor(), max_body_bytes=1 << 20)
     await server.start()
     yield f"127.0.0.1:{server.port}"
     await server.stop(0.1)

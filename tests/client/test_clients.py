@@ -21,6 +21,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
+from baton.core.supervised import ProcessSupervisor
 from baton.proto import inference_pb2
 
 SAYS = "naïve 😀 done"
@@ -288,7 +289,11 @@ def test_any_messages_get_an_answer_or_a_clear_refusal(
 
     async def run() -> None:
         server = GrpcServer(
-            InferenceServicer(backend, text), "127.0.0.1", 0, max_body_bytes=1 << 20
+            InferenceServicer(backend, text),
+            "127.0.0.1",
+            0,
+            ProcessSupervisor(),
+            max_body_bytes=1 << 20,
         )
         await server.start()
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")

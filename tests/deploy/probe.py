@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.core.supervised import ProcessSupervisor
 from baton.router.config import RouterConfig
 from baton.router.server import RouterStarted
 from baton.worker.config import WorkerConfig
@@ -27,7 +28,7 @@ class Found:
 class Probe:
     """A `WorkerServed` that serves nobody."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, owner: ProcessSupervisor) -> None:
         self._config = config
 
     def start(self) -> Found:
@@ -61,7 +62,7 @@ class RouterFound(RouterStarted):
 class RouterProbe:
     """A `RetiringServed` that serves nobody, and says that it listens."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, owner: ProcessSupervisor) -> None:
         self._config = config
 
     def start(self) -> RouterFound:

@@ -29,7 +29,7 @@ signal.signal(signal.SIGTERM, stop)
 quiet = subprocess.DEVNULL
 child = subprocess.Popen([sys.argv[1], "60"], stdout=quiet, stderr=quiet)
 try:
-    with end_if_ray_is_lost(grace_s=0.5):
+    with end_if_ray_is_lost(ProcessSupervisor(), grace_s=0.5):
         print(child.pid, flush=True)
         while True:
             time.sleep(60)

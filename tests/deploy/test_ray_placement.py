@@ -18,6 +18,7 @@ from deploy.probe import Found, Probe, RouterProbe
 from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes, ray_start
 from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
@@ -199,7 +200,7 @@ def test_a_changed_certificate_reaches_each_of_its_lives(made: Maker, tmp_path: 
     first = found(handle)
     here = tmp_path / "here"
     shutil.copytree(certificate("decode-1"), here)
-    with renewing(lambda: {handle: lambda: CredentialFiles.read(here)}):
+    with renewing(lambda: {handle: lambda: CredentialFiles.read(here)}, ProcessSupervisor()):
         until(lambda: arrived(first) == CredentialFiles.read(here))
         os.kill(first.pid, signal.SIGKILL)
         again: list[Found] = []
@@ -263,7 +264,7 @@ def test_a_router_takes_its_files_along_and_later_changes_follow(
             path: path.name for path in copies
         }
         assert tmp_path not in [copy.parent for copy in copies.values()]
-        with renewing(lambda: {handle: lambda: files_of(config)}):
+        with renewing(lambda: {handle: lambda: files_of(config)}, ProcessSupervisor()):
             keys.write_text("other")
             until(lambda: there.api_keys is not None and there.api_keys.read_text() == "other")
         handle.stop(0.0).result(DEADLINE_S)
@@ -291,7 +292,7 @@ def test_a_router_elsewhere_passes_requests_on_to_the_supervisor(
         ended.callback(ray.kill, relay, no_restart=True)
         with pytest.raises(DeployError, match="the supervisor does not answer"):
             ask(there, "scale", {}, Silent())
-        with listening(control, {"scale": handle}):
+        with listening(control, {"scale": handle}, ProcessSupervisor()):
             reports = StartReports(Silent())
             assert ask(there, "scale", {"decode": 8}, reports) == {"got": {"decode": 8}}
             assert [each.phase for each in reports.after(0)] == ["starts", "is here"]

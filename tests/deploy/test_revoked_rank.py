@@ -11,6 +11,7 @@ from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, prompt, served
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
@@ -54,7 +55,8 @@ async def test_its_answer_goes_on_elsewhere(
     for role, name in (("router", "router-0"), *NAMES):
         (folder_of(str(role), name, cluster=CLUSTER) / "revoked").unlink(missing_ok=True)
     router = RouterServer(
-        RouterConfig(tiny, credentials=folder_of("router", "router-0", cluster=CLUSTER))
+        RouterConfig(tiny, credentials=folder_of("router", "router-0", cluster=CLUSTER)),
+        ProcessSupervisor(),
     )
     started = await router.start()
     async with AsyncExitStack() as stack:

@@ -14,6 +14,7 @@ import pytest
 from deploy.wired import wired
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.change_requests import ScaleRequest, parse_counts
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
@@ -79,7 +80,7 @@ def test_a_request_is_answered_and_progress_told_meanwhile(tmp_path: Path) -> No
         return {"decode": ["decode-2"]}
 
     number = random.randrange(1000)
-    with listening(tmp_path / "s", {"grow": handle}):
+    with listening(tmp_path / "s", {"grow": handle}, ProcessSupervisor()):
         heard = Heard()
         assert ask(tmp_path / "s", "grow", {"n": number}, heard) == {"decode": ["decode-2"]}
     assert seen == [{"n": number}]
@@ -98,7 +99,7 @@ def test_what_is_wrong_reaches_who_asked_and_others_are_answered_on(tmp_path: Pa
             return {}
         raise ScaleError("decode=0; a cluster needs at least one of each role")
 
-    with listening(tmp_path / "s", {"do": handle}):
+    with listening(tmp_path / "s", {"do": handle}, ProcessSupervisor()):
         slow = threading.Thread(target=ask, args=(tmp_path / "s", "do", {"slow": True}, Silent()))
         slow.start()
         assert busy.wait(60)
@@ -131,7 +132,7 @@ def test_a_wrong_request_is_answered_with_what_is_wrong(
 
     handlers: dict[str, Handler] = {"do": lambda *_: {}, "scale": parse}
     with (
-        listening(tmp_path / "s", handlers),
+        listening(tmp_path / "s", handlers, ProcessSupervisor()),
         socket.socket(socket.AF_UNIX) as connection,
     ):
         connection.settimeout(60)
@@ -150,7 +151,7 @@ def test_one_who_asks_and_goes_does_not_end_what_was_asked_for(tmp_path: Path) -
         ended.set()
         return {}
 
-    with listening(tmp_path / "s", {"do": handle}):
+    with listening(tmp_path / "s", {"do": handle}, ProcessSupervisor()):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "s"))
             connection.sendall(request_line("do", {}))

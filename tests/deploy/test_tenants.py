@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.cache_salt import SHARED, CacheScope, make_salt
 from baton.core.role import ROUTED_ROLES
+from baton.core.supervised import ProcessSupervisor
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 from baton.standalone.config import LocalConfig
@@ -87,7 +88,9 @@ def keys_in(folder: Path) -> Path:
 async def tenants(model: Path, folder: Path, scope: CacheScope) -> AsyncIterator[Tenants]:
     file = keys_in(folder)
     credentials = folder_of("router", "router-0")
-    router = RouterServer(RouterConfig(model, credentials, api_keys=file, cache_scope=scope))
+    router = RouterServer(
+        RouterConfig(model, credentials, api_keys=file, cache_scope=scope), ProcessSupervisor()
+    )
     started = await router.start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(router.stop, 0.0)

@@ -15,6 +15,7 @@ from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, 
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 
@@ -43,7 +44,9 @@ class Both:
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Both]:
     """All on free ports; at the end all books balance."""
-    router = RouterServer(RouterConfig(folder, folder_of("router", "router-0"), prefill_here=0))
+    router = RouterServer(
+        RouterConfig(folder, folder_of("router", "router-0"), prefill_here=0), ProcessSupervisor()
+    )
     started = await router.start()
     try:
         routers = (started.internal_address,)

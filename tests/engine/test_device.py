@@ -12,6 +12,7 @@ import torch
 from engine.test_forward_stream import FakeEvent, FakeStream
 
 from baton.core.errors import ConfigError
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.assembly import loader
 from baton.engine.layout.device import device_of, use_device
 from baton.engine.loop import EngineLoop
@@ -86,7 +87,7 @@ def test_the_thread_that_waits_for_marks_sets_its_device(devices: dict[str, torc
 
 
 def test_the_thread_that_polls_channels_sets_its_device(devices: dict[str, torch.device]) -> None:
-    poller = Poller("transfers", lambda: use_device(DEVICE))
+    poller = Poller("transfers", ProcessSupervisor(), lambda: use_device(DEVICE))
     poller.stop()
     assert devices == {"transfers": DEVICE}
 

@@ -368,8 +368,7 @@ async def test_a_cancel_between_the_receipt_and_the_last_move_is_answered_with_i
     async def receipt_then_cancel(self: HandoffWriter) -> None:
         await receipt(self)
         (handoff,) = prefill.service._handoffs.values()
-        # It runs before the callback of the task that writes: as a cancel that is read just then.
-        asyncio.get_running_loop().call_soon(handoff.cancel, "the bytes are not what was sent")
+        handoff.cancel("the bytes are not what was sent")  # as one that is read just then
 
     monkeypatch.setattr(HandoffWriter, "receipt", receipt_then_cancel)
     async with ranked(prefill) as rank:

@@ -10,6 +10,7 @@ from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.request.request import Holding
 from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.drains import Drains, WrittenTicket
@@ -74,7 +75,7 @@ class FakePeer:
 
     def __init__(self, channel: HeldChannel) -> None:
         self.rank = common_pb2.WorkerIdentity(worker_id="d0", incarnation=1)
-        self.drains = Drains()
+        self.drains = Drains(ProcessSupervisor())
         self._channel = channel
 
     async def sender(self) -> HeldChannel:

@@ -10,6 +10,7 @@ import pytest
 from router_neighbours import Cluster
 
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.url_control import UrlControl
 from baton.deploy.errors import DeployError, NotRunning, ScaleError
@@ -68,7 +69,7 @@ async def test_a_request_reaches_the_supervisor_and_progress_and_answer_come_bac
     tmp_path: Path, socket: Path
 ) -> None:
     heard = Heard()
-    with listening(socket, {"grow": grow}):
+    with listening(socket, {"grow": grow}, ProcessSupervisor()):
         async with router(tmp_path, socket) as url:
             assert await ask(url, ADMIN, {"decode": 2}, heard) == {"decode": 2}
             assert heard.lines == ["decode-1 weights 0.5", "decode-1 ready"]
@@ -79,7 +80,7 @@ async def test_a_request_reaches_the_supervisor_and_progress_and_answer_come_bac
 async def test_a_key_of_another_scope_none_and_a_router_without_keys_are_refused(
     tmp_path: Path, socket: Path
 ) -> None:
-    with listening(socket, {"grow": grow}):
+    with listening(socket, {"grow": grow}, ProcessSupervisor()):
         async with router(tmp_path, socket) as url:
             with pytest.raises(DeployError, match=r"refused \(403\).*admin"):
                 await ask(url, OTHER, {"decode": 2}, Heard())
@@ -104,7 +105,7 @@ async def test_a_supervisor_that_is_away_or_was_never_there_is_told(
 
 
 async def test_a_request_that_is_too_large_is_refused(tmp_path: Path, socket: Path) -> None:
-    with listening(socket, {"grow": grow}):
+    with listening(socket, {"grow": grow}, ProcessSupervisor()):
         async with router(tmp_path, socket) as url:
             with pytest.raises(DeployError, match=r"refused \(413\)"):
                 await ask(url, ADMIN, {"decode": "x" * MAX_REQUEST_BYTES}, Heard())

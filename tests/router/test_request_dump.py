@@ -18,6 +18,7 @@ from baton.api.backend import GenerateRequest
 from baton.core.errors import ConfigError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
+from baton.core.supervised import ProcessSupervisor
 from baton.proto.worker_pb2 import RequestTokens, StartRequest
 from baton.router.dump import request_dump
 from baton.router.dump.block_ids import BLOCK, BlockIds
@@ -151,7 +152,7 @@ async def test_a_folder_that_cannot_be_written_ends_the_start(tmp_path: Path) ->
     (tmp_path / "file").touch()
     wrong = DumpOptions(tmp_path / "file" / "dump")
     with pytest.raises(ConfigError, match="cannot write a request dump"):
-        await RouterServer(Cluster(tmp_path, dump=wrong).config).start()
+        await RouterServer(Cluster(tmp_path, dump=wrong).config, ProcessSupervisor()).start()
 
 
 def test_grammars_are_told_by_kind_and_length_alone(tmp_path: Path) -> None:

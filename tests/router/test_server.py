@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from router_neighbours import Cluster, model_folder, replies_of
 
 from baton.core.errors import ConfigError
+from baton.core.supervised import ProcessSupervisor
 from baton.proto import inference_pb2_grpc
 from baton.proto.inference_pb2 import GenerateRequest
 from baton.router.actor import RouterActor
@@ -247,13 +248,14 @@ async def test_a_port_that_is_taken_is_named_and_nothing_stays_open(
         options = {port: number}
         before = asyncio.all_tasks()
         with pytest.raises(ConfigError, match=f"port {number}"):
-            await RouterServer(RouterConfig(model_folder(tmp_path), CERTIFICATE, **options)).start()
+            config = RouterConfig(model_folder(tmp_path), CERTIFICATE, **options)
+            await RouterServer(config, ProcessSupervisor()).start()
         assert asyncio.all_tasks() <= before
 
 
 async def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerFileError, match=r"no tokenizer\.json"):
-        await RouterServer(RouterConfig(tmp_path, CERTIFICATE)).start()
+        await RouterServer(RouterConfig(tmp_path, CERTIFICATE), ProcessSupervisor()).start()
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,9 @@ def test_an_actor_serves_from_its_own_thread_until_stopped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mine = folder_of("router", "router-2")
-    actor = RouterActor(RouterConfig(model_folder(tmp_path), mine, worker_wait_s=0))
+    actor = RouterActor(
+        RouterConfig(model_folder(tmp_path), mine, worker_wait_s=0), ProcessSupervisor()
+    )
     started = actor.start()
     served = next(line for line in capfd.readouterr().err.splitlines() if "serving HTTP" in line)
     assert (json.loads(served)["worker"], json.loads(served)["role"]) == ("router-2", "router")

@@ -14,6 +14,7 @@ from fake_workers import within
 from router_neighbours import Cluster, replies_of
 from worker.cluster import TestWorker, decode_worker, prefill_worker, running
 
+from baton.core.supervised import ProcessSupervisor
 from baton.router.server import RouterServer
 
 ROUTERS, PLACES, AHEAD = 3, 2, 2
@@ -32,7 +33,7 @@ async def routers_of(folder: Path) -> AsyncIterator[list[Cluster]]:
             router = Cluster(folder / f"{number}")
             certificate = folder_of("router", f"router-{number}")
             router.config = replace(router.config, credentials=certificate)
-            router.server = RouterServer(router.config)
+            router.server = RouterServer(router.config, ProcessSupervisor())
             found.append(await stack.enter_async_context(router))
         yield found
 

@@ -12,6 +12,7 @@ from router_neighbours import Cluster
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.supervised import ProcessSupervisor
 from baton.router.cluster_view.worker_pages import WorkerPages
 from baton.router.cluster_view.worker_table import WorkerTable
 
@@ -67,7 +68,7 @@ async def test_a_worker_that_is_gone_is_no_longer_asked(
 
 async def test_a_worker_that_does_not_answer_holds_up_nobody_and_is_named() -> None:
     table = WorkerTable(1.0, lambda: 0.0)
-    pages = WorkerPages(table, credentials_of_router(), SHORT_S)
+    pages = WorkerPages(table, credentials_of_router(), ProcessSupervisor(), SHORT_S)
     async with FakeWorker("p0") as silent, FakeWorker("p1") as other:
         for each in (silent, other):
             table.register(each.hello)
@@ -85,7 +86,7 @@ async def test_a_worker_that_does_not_answer_holds_up_nobody_and_is_named() -> N
 
 async def test_a_connection_is_kept_while_its_worker_is_registered() -> None:
     table = WorkerTable(1.0, lambda: 0.0)
-    pages = WorkerPages(table, credentials_of_router())
+    pages = WorkerPages(table, credentials_of_router(), ProcessSupervisor())
     async with FakeWorker("p0") as worker:
         registered = table.register(worker.hello)
         await within(pages.read("p0"))

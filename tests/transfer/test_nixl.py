@@ -19,6 +19,7 @@ from transfer.test_pull import joined
 from transfer.wires import DEADLINE_S as LEASE_S
 from transfer.wires import SOURCE, TARGET, channel_context, connected, until
 
+from baton.core.supervised import ProcessSupervisor
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.lender import LONGEST_PAUSE, NixlLender
 from baton.transfer.channels.nixl.peer import NixlPeer
@@ -190,7 +191,7 @@ def test_a_writer_that_was_stopped_cannot_write_once_its_peers_agent_is_gone(
 
 @asynccontextmanager
 async def lending(clock: Clock) -> AsyncIterator[tuple[NixlLender, Poller]]:
-    pools, poller, numbers = Pools(), Poller("transfers"), itertools.count()
+    pools, poller, numbers = Pools(), Poller("transfers", ProcessSupervisor()), itertools.count()
     context = channel_context(pools, TicketTable(pools.memory, 0), poller=poller)
     lender = NixlLender(lambda: f"lender-{os.getpid()}-{next(numbers)}", context, clock)
     yield lender, poller

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from baton.core.supervised import ProcessSupervisor
 from baton.transfer.channels.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
 from baton.transfer.errors import ChannelError
 
@@ -48,7 +49,7 @@ class Failing:
 
 @pytest.fixture
 def poller() -> Iterator[Poller]:
-    made = Poller("tested")
+    made = Poller("tested", ProcessSupervisor())
     yield made
     made.stop()
 
@@ -112,7 +113,7 @@ async def test_a_call_that_fails_ends_no_other(poller: Poller) -> None:
 
 
 def test_a_call_is_made_once_and_also_after_the_end() -> None:
-    poller, calls = Poller("tested"), []
+    poller, calls = Poller("tested", ProcessSupervisor()), []
     poller.call(lambda: calls.append(threading.current_thread().name))
     poller.stop()
     poller.call(lambda: calls.append(threading.current_thread().name))

@@ -12,6 +12,7 @@ import torch
 from transfer.layouts import PAGES, SLOTS, Pools
 from transfer.wires import PULLING, SOURCE, TARGET, TOKENS, channel_context, same, tokens_of
 
+from baton.core.supervised import ProcessSupervisor
 from baton.transfer.channels import registry
 from baton.transfer.channels.ends import Lender, OnBytes, Reader
 from baton.transfer.channels.poller import Poller
@@ -35,7 +36,7 @@ async def joined(
         sides = Pools(), Pools(fill=0x5A)
         sides[0].randomise(torch.Generator().manual_seed(random.randrange(2**32)))
     source, target = sides
-    poller, name = Poller("transfers"), f"{random.randrange(2**32)}"
+    poller, name = Poller("transfers", ProcessSupervisor()), f"{random.randrange(2**32)}"
     counted = {} if count is None else {"count_received": count}
     ends = [
         registry.find(channel)(

@@ -13,6 +13,7 @@ from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.supervised import ProcessSupervisor
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.transfer.channels import registry
@@ -99,7 +100,7 @@ async def connected(
     source, target = sides
     tickets = TicketTable(target.memory, 0, tell_on_loop())
     wire = Wire(source, target, tickets)
-    poller, hub = Poller("transfers"), LocalHub()
+    poller, hub = Poller("transfers", ProcessSupervisor()), LocalHub()
 
     def count_sent(kind: object, size: int) -> None:
         wire.sent.update({kind: size})

@@ -16,6 +16,7 @@ from grpc import aio
 
 from baton.core.role import Role
 from baton.core.sampling_params import SamplingParams
+from baton.core.supervised import ProcessSupervisor
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.layout.owners import Owner
@@ -102,7 +103,8 @@ class TestWorker:
             **{"credentials": folder_of(role.value, worker_id)} | (worker or {}),
         )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
-        self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), hub=hub)
+        self.owner = ProcessSupervisor()
+        self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), self.owner, hub)
         self.started: WorkerStarted
         self.service: Any
         self.context: Any

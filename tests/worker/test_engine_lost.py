@@ -14,6 +14,7 @@ import sys, threading
 from pathlib import Path
 from baton.engine.settings.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.core.process_end import ending_owner
 from baton.core.errors import InvariantError
 from baton.prefill.actor import PrefillActor
 from baton.worker.config import WorkerConfig
@@ -26,7 +27,7 @@ Engine.plan_step = broken
 Engine.has_work = property(lambda engine: True)
 model, credentials = map(Path, sys.argv[1:])
 config = WorkerConfig("p0", Role.PREFILL, EngineConfig(model), credentials=credentials)
-actor = PrefillActor(config)
+actor = PrefillActor(config, ending_owner())
 actor.start()
 threading.Event().wait(60)
 """
@@ -42,4 +43,4 @@ def test_the_process_ends_and_says_why(tmp_path: Path) -> None:
         timeout=60,
     )
     assert ran.returncode == 1
-    assert "the engine has stopped: InvariantError: the books do not balance" in ran.stderr
+    assert "engine ended: InvariantError: the books do not balance" in ran.stderr

@@ -165,15 +165,16 @@ async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode), session(decode) as client:
 
-        def broken(batch: object) -> None:
+        def broken(*_: object) -> None:
             raise AssertionError("the books do not balance")
 
         decode.engine.plan_step = broken  # outside a step's own errors: the loop ends
         _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
         finished = await answer.end()
-        assert finished.error.code == common_pb2.INTERNAL
+        assert finished.error.code == common_pb2.UNAVAILABLE
+        assert finished.error.message.startswith("engine ended: AssertionError")
         _, later = await client.start((5, 6, 7), greedy(3), [prefill])
-        assert (await later.end()).error.code == common_pb2.INTERNAL
+        assert (await later.end()).error.code == common_pb2.UNAVAILABLE
         async with operator().dial_worker(decode.identity, OPTIONS) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from baton.core.supervised import child
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Channel
 from baton.transfer.channels.ends import ChannelReceiver, Sender
@@ -146,4 +147,4 @@ class Receiver:
 
     def _drop(self, channel: str) -> None:
         """Close one channel. Nothing was written by it: no hand-off begins before the choice."""
-        self._closing.append(asyncio.ensure_future(self._receivers.pop(channel).close()))
+        self._closing.append(child(self._receivers.pop(channel).close()))

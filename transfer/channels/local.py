@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.core.supervised import child
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import Capabilities, Channel, ChannelContext
@@ -109,7 +110,7 @@ class LocalWriteOperation:
                 self._copy(segment, holder, size)
             else:
                 copy = asyncio.to_thread(self._copy, segment, holder, size)
-                self._copying = asyncio.ensure_future(copy)
+                self._copying = child(copy)
                 await asyncio.shield(self._copying)
             arrived = size
         finally:

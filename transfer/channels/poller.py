@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
+from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.transfer.errors import ChannelError
 
 log = logging.getLogger(__name__)
@@ -49,15 +50,17 @@ class Polled(Protocol):
 class Poller:
     """A thread that polls those who have work, and sleeps while nobody has."""
 
-    def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, name: str, owner: ProcessSupervisor, begin: Callable[[], None] = lambda: None
+    ) -> None:
         """begin: called first on the thread."""
         self._begin = begin
         self._condition = threading.Condition()
         self._polled: set[Polled] = set()
         self._calls: list[Callable[[], None]] = []
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        # END: no transfer would move any more, nor its end be seen.
+        self._thread = thread(self._run, owner, OnFailure.END, name, may_return=True)
 
     def wake(self, polled: Polled) -> None:
         """Poll `polled` until it has no more work. Called on any thread."""
@@ -99,6 +102,21 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._poll_on()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Make the calls that wait: the thread ends, and makes none any more."""
+        with self._condition:
+            self._stopped = True
+            calls, self._calls = self._calls, []
+        for fn in calls:
+            _call(fn)
+
+    def _poll_on(self) -> None:
         self._begin()
         moved_s = time.monotonic()
         while True:

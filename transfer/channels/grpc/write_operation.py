@@ -5,6 +5,7 @@ from collections import deque
 
 from grpc import aio
 
+from baton.core.supervised import child
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.link_rate import LinkRate
@@ -37,8 +38,8 @@ class GrpcWriteOperation:
         self._taken = asyncio.Event()  # a message has left `_waiting`, or none will any more
         self._last = False  # none will follow
         self._late = False
-        self._reply = asyncio.ensure_future(call.read())
-        self._sending = asyncio.ensure_future(self._send_all())
+        self._reply = child(call.read())
+        self._sending = child(self._send_all())
         self._sending.add_done_callback(self._over)
         self._watchdog = Watchdog(context.lease_s, self._give_up)
 

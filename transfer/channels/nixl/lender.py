@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from baton.core.supervised import child
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.endpoint import encode_endpoint
@@ -69,13 +70,13 @@ class NixlLender:
     async def endpoint(self) -> bytes:
         making = self._making  # the poller's thread may reset it
         if making is None:
-            making = self._making = asyncio.ensure_future(self._make())
+            making = self._making = child(self._make())
         try:
             return await asyncio.shield(making)
-        except ChannelError:
-            if self._making is making:
+        finally:
+            failed = making.done() and (making.cancelled() or making.exception() is not None)
+            if failed and self._making is making:
                 self._making = None  # the next caller tries again
-            raise
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[None]:
