@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
+from baton.deploy.cluster.life_ends import forget_end
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival
@@ -116,6 +117,7 @@ class ActorHandle:
     def end(self) -> None:
         """End the process now, do not restart it, and free what was reserved for it."""
         ray.kill(self._handle, no_restart=True)
+        forget_end(self.actor_id)
         if self._group is not None:
             remove_placement_group(self._group)
 

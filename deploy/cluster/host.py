@@ -12,10 +12,11 @@ import ray
 
 from baton.core.errors import ConfigError
 from baton.core.process_end import ending_owner
-from baton.core.supervised import ProcessSupervisor, child
+from baton.core.supervised import ProcessSupervisor, child, child_thread
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.arrival import Arrival
+from baton.deploy.cluster.life_ends import record_end
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces, following
 from baton.deploy.errors import StartError
@@ -74,7 +75,7 @@ class Host(ABC, Generic[S]):
     """
 
     def __init__(self) -> None:
-        self._owner = ending_owner()
+        self._owner = ending_owner(record_end)
         self._served: S | None = None  # once it starts
         self._started: asyncio.Task[Any] | None = None
         self._held = ExitStack()  # files; until the process stops or ends
@@ -215,4 +216,10 @@ def _end_if_failed(start: "asyncio.Task[Any]") -> None:
     """End a process that Ray has started again and that cannot serve, for Ray to try once more."""
     if not start.cancelled() and (error := start.exception()) is not None:
         log.critical("cannot start: %s; trying again in %g s", error, _AGAIN_S)
+        reason = f"cannot start: {error}"
+        child_thread(lambda: record_end(reason), "record of the end", _not_recorded)
         start.get_loop().call_later(_AGAIN_S, os._exit, 1)
+
+
+def _not_recorded(error: Exception) -> None:
+    log.error("why this process ends could not be recorded: %s", error)

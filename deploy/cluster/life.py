@@ -4,6 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class LifeEnd:
+    """The end of one life of an actor, as its process has recorded it."""
+
+    life: int  # how often Ray had restarted the actor before
+    reason: str
+
+
+@dataclass(frozen=True)
 class Life:
     """A member's process as Ray's control store has it."""
 

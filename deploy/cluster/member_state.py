@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.deploy.cluster.life import Life
+from baton.deploy.cluster.life import Life, LifeEnd
 
 
 class MemberState(StrEnum):
@@ -22,14 +22,21 @@ class MemberView:
     host: str = ""
     host_lost: bool = False
     lacks: str = ""  # the reason why no node has room for it; empty where it has a place
+    ended: str = ""  # why its last life ended by itself; empty where that is not known
 
 
-def view_of(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberView:
+def view_of(
+    life: Life, heard_pid: int | None, served_pid: int | None, end: LifeEnd | None = None
+) -> MemberView:
     """Return the state of a member.
 
     heard_pid: the process that answers now; None if none does. served_pid: the last one that did.
+    end: the last of its lives that is known to have ended by itself.
     """
-    return MemberView(_state(life, heard_pid, served_pid), life.restarts, life.host, life.host_lost)
+    # Later ones may have been ended by others.
+    ended = end.reason if end is not None and end.life >= life.restarts - 1 else ""
+    state = _state(life, heard_pid, served_pid)
+    return MemberView(state, life.restarts, life.host, life.host_lost, ended=ended)
 
 
 def _state(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberState:
@@ -45,9 +52,9 @@ def _state(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberS
 
 
 def complaint(name: str, view: MemberView) -> str:
-    """Say what is wrong with a member; empty for one that serves."""
+    """Say what is wrong with a member, or was with its last life; empty where nothing was."""
     if view.state is MemberState.SERVING:
-        return ""
+        return f"{name} serves again; its life before: {view.ended}" if view.ended else ""
     if view.state is MemberState.STARTING:
         return f"{name} is starting" + (f": {view.lacks}" if view.lacks else "")
     return _trouble(name, view)
@@ -75,7 +82,7 @@ def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool
         return f"{name} is {now.state}"
     if now.state is MemberState.SERVING:
         if was.restarts != now.restarts and was.state is not MemberState.RESTARTING:
-            return f"{name}: its process has died, and Ray has started it again"
+            return f"{name}: {_death(now)}, and Ray has started it again"
         return _BACK.get(was.state, "").format(name=name)
     if was.state is now.state and was.restarts == now.restarts:
         return f"{name} has no room: {now.lacks}" if now.lacks and not was.lacks else ""
@@ -86,10 +93,15 @@ def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool
 
 def _trouble(name: str, view: MemberView) -> str:
     if view.state is MemberState.RESTARTING:
-        why = f"its host {view.host} is lost" if view.host_lost else "its process has died"
+        why = f"its host {view.host} is lost" if view.host_lost else _death(view)
         when = f" once a node has room: {view.lacks}" if view.lacks else ""
         return f"{name}: {why}; Ray starts it again{when}"
-    return _AWAY.get(view.state, "").format(name=name)
+    why = f": {view.ended}" if view.state is MemberState.ENDED and view.ended else ""
+    return _AWAY.get(view.state, "").format(name=name) + why
+
+
+def _death(view: MemberView) -> str:
+    return view.ended or "its process has died"
 
 
 _BACK = {

@@ -2,12 +2,16 @@
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from ray.exceptions import RayError
+
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.cluster.life import Life
+from baton.deploy.cluster.life import Life, LifeEnd
+from baton.deploy.cluster.life_ends import read_ends
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member_state import MemberView, changes, view_of
 from baton.deploy.errors import NotRunning
@@ -31,6 +35,7 @@ class MemberWatch:
         self._heard: dict[str, int] = {}  # pids of those that answered the last question
         self._served: dict[str, int] = {}  # pids of those that have ever answered
         self._lacking: dict[str, str] = {}  # why those without a process have no place
+        self._ends: dict[str, LifeEnd] = {}  # by actor id
         self._ask_at = 0.0
 
     def changes(self) -> list[str]:
@@ -54,10 +59,16 @@ class MemberWatch:
             self._heard = self._ask()
             self._served |= self._heard
             self._lacking = self._ask_for_room()
-        self._views = {name: self._view(name, life) for name, life in lives.items()}
+            with suppress(RayError):  # the control store is away: what was known stays
+                self._ends = read_ends({each.actor_id for each in self._cluster.handles})
+        ids = {each.name: each.actor_id for each in self._cluster.handles}
+        self._views = {
+            name: self._view(name, life, self._ends.get(ids.get(name, "")))
+            for name, life in lives.items()
+        }
 
-    def _view(self, name: str, life: Life) -> MemberView:
-        view = view_of(life, self._heard.get(name), self._served.get(name))
+    def _view(self, name: str, life: Life, end: LifeEnd | None) -> MemberView:
+        view = view_of(life, self._heard.get(name), self._served.get(name), end)
         return replace(view, lacks="" if _has_place(life) else self._lacking.get(name, ""))
 
     def _ask_for_room(self) -> dict[str, str]:

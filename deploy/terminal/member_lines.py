@@ -8,7 +8,7 @@ from rich.text import Text
 
 from baton.deploy.cluster.member_state import MemberState, MemberView, complaint
 
-_STYLES = {MemberState.STARTING: "yellow", MemberState.LATE: "yellow"}
+_STYLES = dict.fromkeys((MemberState.STARTING, MemberState.LATE, MemberState.SERVING), "yellow")
 
 
 def render_start(told: Mapping[str, Any]) -> RenderableType:
@@ -27,7 +27,10 @@ def render_changes(changes: Iterable[Mapping[str, Any]]) -> list[RenderableType]
 
 
 def render_complaints(members: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
-    """Build a line for each member that does not serve. members: each `MemberView` as JSON."""
+    """Build a line for each member that does not serve, or whose last life ended by itself.
+
+    members: each `MemberView` as JSON.
+    """
     lines: list[RenderableType] = []
     for name, fields in members.items():
         view = MemberView(**{**fields, "state": MemberState(fields["state"])})

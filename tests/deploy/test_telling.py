@@ -12,8 +12,8 @@ from rich.console import Console, Group
 
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster import lives
-from baton.deploy.cluster.life import Life
-from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
+from baton.deploy.cluster.life import Life, LifeEnd
+from baton.deploy.cluster.member_state import MemberState, MemberView, changes, complaint, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.commands.status import status
 from baton.deploy.errors import NotRunning
@@ -86,6 +86,28 @@ def test_a_process_that_is_late_is_told_from_one_that_died(
     life: Life, heard: int | None, served: int | None, state: MemberState
 ) -> None:
     assert view_of(life, heard, served).state is state
+
+
+def test_the_last_end_of_a_member_is_told_until_a_later_life_ends_otherwise() -> None:
+    reason = "grants ended: ValueError: out of range"
+    end = LifeEnd(0, reason)
+    again, served = _life("RESTARTING", 0, 1), _life(pid=6, restarts=1)
+    for life, heard, line in (
+        (again, None, f"d: {reason}; Ray starts it again"),
+        (served, 6, f"d serves again; its life before: {reason}"),
+        (_life("DEAD"), None, f"d has ended, and Ray does not start it again: {reason}"),
+        (_life("RESTARTING", 0, 2), None, "d: its process has died; Ray starts it again"),
+        (_life(pid=7, restarts=2), 7, ""),
+    ):
+        view = view_of(life, heard, 5, end)
+        assert complaint("d", view) == line
+        lines = render_complaints({"d": asdict(view)})
+        assert [str(each) for each in lines] == ([line] if line else [])
+    before = MemberView(MemberState.SERVING)
+    (told,) = changes({"d": before}, {"d": view_of(again, None, 5, end)})
+    assert told == f"d: {reason}; Ray starts it again"
+    (told,) = changes({"d": before}, {"d": view_of(served, 6, 5, end)})
+    assert told == f"d: {reason}, and Ray has started it again"
 
 
 def test_changes_of_members_are_told_once_each() -> None:
