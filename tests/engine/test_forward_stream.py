@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from baton.core.errors import InvariantError
 from baton.engine.stream.forward_stream import (
     CudaStream,
     ForwardStream,
@@ -91,3 +92,17 @@ def test_a_gpu_that_hangs_is_noticed_by_the_deadline(
         stream.submit(int).result(0.01)
     monkeypatch.setattr(FakeEvent, "hangs", False)
     stream.close()
+
+
+def test_a_mark_that_fails_fails_the_next_work(
+    without_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for what the mark would have told waits for ever otherwise: the error is one
+    that ends the engine."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    stream = CudaStream(torch.device("cuda:1"))
+    assert stream.submit(int).result(60) == 0
+    stream.mark(broken)
+    stream.close()  # the marks' thread has ended
+    with pytest.raises(InvariantError, match="RuntimeError: out of memory"):
+        stream.submit(int).result(60)

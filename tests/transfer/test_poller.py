@@ -120,6 +120,27 @@ def test_a_call_is_made_once_and_also_after_the_end() -> None:
     assert calls == ["tested", threading.current_thread().name]
 
 
+async def test_a_poller_that_has_failed_ends_the_process_and_still_makes_calls() -> None:
+    """Whoever stops the worker waits for calls of channels that close."""
+    begin = threading.Event()
+
+    def broken() -> None:
+        assert begin.wait(DEADLINE_S)
+        raise ValueError("no such device")
+
+    owner, called = ProcessSupervisor(), threading.Event()
+    poller = Poller("transfers", owner, broken)
+    poller.call(called.set)
+    begin.set()
+    async with asyncio.timeout(DEADLINE_S):
+        while not owner.reason:
+            await asyncio.sleep(0.001)
+        assert called.wait(DEADLINE_S), "it was asked before the failure"
+        await poller.run(lambda: None)
+    assert owner.reason == "transfers ended: ValueError: no such device"
+    poller.stop()
+
+
 def test_waiting_costs_a_share_of_what_is_waited_for() -> None:
     for still_s in (0.0, 1e-3, 5e-3, 20e-3, 60.0):
         assert SHORTEST_S <= pause_s(still_s) <= LONGEST_S
