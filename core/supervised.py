@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
-from baton.core.errors import InvariantError, StoppedError
+from baton.core.errors import BatonError, InvariantError, StoppedError
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class ProcessSupervisor:
         with self._lock:
             first, self._reason = not self._reason, self._reason or reason
         # The first place to look: a process may end before anybody can ask it.
-        log.critical("%s; this process ends", reason, exc_info=error)
+        log.critical("%s; this process ends", reason, exc_info=_shown(error))
         if not first:
             return
         if self._loop is None:
@@ -129,7 +129,7 @@ class ProcessSupervisor:
     def loop_failed(self, error: Exception) -> None:
         """End the process at once, because its event loop has ended: nobody can be told."""
         reason = self._reason = describe("event loop", error)
-        log.critical("%s; this process ends", reason, exc_info=error)
+        log.critical("%s; this process ends", reason, exc_info=_shown(error))
         self._on_end(reason)
 
     async def close(self, deadline_s: float = CLOSE_S) -> None:
@@ -278,7 +278,7 @@ class _Pauses:
             describe(self._work.name, error),
             pause_s,
             self._work.starts,
-            exc_info=error,
+            exc_info=_shown(error),
         )
         return pause_s
 
@@ -339,6 +339,11 @@ def _supervised_thread(
                 return
     finally:
         owner.remove(entry)
+
+
+def _shown(error: Exception) -> Exception | None:
+    """Return the error whose traceback is logged: one that nobody raised on purpose."""
+    return None if isinstance(error, BatonError) else error
 
 
 def _returned() -> InvariantError:

@@ -17,6 +17,7 @@ from baton.deploy.cluster.ray_processes import RayProcesses
 DEADLINE_S = 60.0
 SCRIPT = """
 import signal, subprocess, sys, time
+from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 
 class Stop(Exception): pass
