@@ -10,7 +10,7 @@ from broken_works import fail, work_of
 from baton.core.supervised import ProcessSupervisor
 from baton.decode.actor import DecodeActor
 from baton.worker.config import WorkerConfig
-from baton.worker.started import WorkerStarted
+from baton.worker.runtime import WorkerStarted
 
 LOOK_S = 0.05
 
