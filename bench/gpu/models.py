@@ -207,9 +207,14 @@ _SMALL_OF = {
 }
 
 
+def small_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a model of the same architecture that any machine can run."""
+    return {**config, **_SMALL, **_SMALL_OF[config["model_type"]]}
+
+
 def write_config(folder: Path, config: dict[str, Any], small: bool) -> Path:
     """Write config.json to a new `folder`."""
-    named = {**config, **(_SMALL | _SMALL_OF[config["model_type"]] if small else {})}
+    named = small_config(config) if small else config
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(named), encoding="utf-8")
     return folder

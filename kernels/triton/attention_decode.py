@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.kernels.scratch import LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
@@ -65,7 +66,7 @@ def part_length(kv_len, LEAST: tl.constexpr, MOST: tl.constexpr):
     return tl.maximum(LEAST, tl.cdiv(tl.cdiv(kv_len, MOST), 64) * 64)
 
 
-@triton.jit
+@kernel
 def _attend_part(
     q,
     k_pool,
@@ -146,7 +147,7 @@ def _attend_part(
         tl.store(sums + place * 2 + 1, total, mask=in_h)
 
 
-@triton.jit
+@kernel
 def merge_parts(
     means,
     sums,

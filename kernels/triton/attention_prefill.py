@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import dot, narrow
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -54,7 +55,7 @@ def paged_attn_prefill(
     return out
 
 
-@triton.jit
+@kernel
 def _attend(
     q,
     k_pool,

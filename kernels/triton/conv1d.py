@@ -13,6 +13,7 @@ from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.conv1d import GatedConvRows
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.triton.arithmetic import narrow, sigmoid
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 
 _CHANNELS = 128  # of one program of a prompt
@@ -73,7 +74,7 @@ def conv_inputs(x, before, place, mask):
     return value
 
 
-@triton.jit
+@kernel
 def _conv_update(
     x,
     before,
@@ -288,7 +289,7 @@ def causal_conv1d_prompts(
     return y
 
 
-@triton.jit
+@kernel
 def _convolve(
     x,
     before,
@@ -344,7 +345,7 @@ def _convolve(
     tl.store(y + token[:, None] * channels + channel[None, :], total, mask=inside)
 
 
-@triton.jit
+@kernel
 def _keep_windows(
     x,
     before,

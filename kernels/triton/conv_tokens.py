@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.conv1d import STEP_CHANNELS, Gates, conv_inputs
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 from baton.kernels.verify import Accepted
 
@@ -116,7 +117,7 @@ def _convolve_token(
     return total, newest
 
 
-@triton.jit
+@kernel
 def _verify_conv(
     x,
     before,
@@ -185,7 +186,7 @@ def _window(
     return tl.where(at >= 0, narrow(newer, pool.dtype.element_ty), older)
 
 
-@triton.jit
+@kernel
 def _commit_conv(
     kept,
     weight,
@@ -194,7 +195,7 @@ def _commit_conv(
     read_slots,
     write_slots,
     has_initial,
-    counts,
+    accepted,
     track_slots,
     track_counts,
     kept_layer,
@@ -225,7 +226,7 @@ def _commit_conv(
     if has_initial is not None:
         started = tl.load(has_initial + row) != 0
     source = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
-    count, tracked = tl.load(counts + row), tl.load(track_counts + row)
+    count, tracked = tl.load(accepted + row), tl.load(track_counts + row)
     first = row * tokens
     tracked = tl.where(tracked <= count, tracked, 0)
     last = _window(

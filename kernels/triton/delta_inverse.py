@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.triton.arithmetic import dot, narrow
+from baton.kernels.triton.kernel import kernel
 
 # Rows of a triangular system that are solved one after another: four blocks of them are a chunk.
 SOLVED = tl.constexpr(16)
@@ -36,7 +37,7 @@ def _keep_block(inverse, block, rates, row, column, left, heads, CHUNK: tl.const
     tl.store(inverse + i[:, None] * CHUNK + j[None, :], scaled)
 
 
-@triton.jit
+@kernel
 def invert(scores, rates, inverses, starts, heads, CHUNK: tl.constexpr):
     """Compute (I + L)^-1 diag(rates) of one chunk of one head, L its scores of keys below the
     diagonal.

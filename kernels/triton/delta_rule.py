@@ -25,6 +25,7 @@ from baton.kernels.triton.arithmetic import (
 )
 from baton.kernels.triton.delta_inverse import SOLVED, invert
 from baton.kernels.triton.delta_update import unit
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -133,7 +134,7 @@ def gated_delta_prompts(
     return out
 
 
-@triton.jit
+@kernel
 def _accumulate(
     g,
     beta,
@@ -183,7 +184,7 @@ def _unit_rows(x, token, stride, head, inside, K: tl.constexpr, BLOCK_K: tl.cons
     return unit(rows.to(tl.float32), 1)
 
 
-@triton.jit
+@kernel
 def _scores(
     q,
     k,
@@ -220,7 +221,7 @@ def _scores(
     tl.store(q_scores + place, products, mask=inside[:, None])
 
 
-@triton.jit
+@kernel
 def _channel_scores(
     q,
     k,
@@ -287,7 +288,7 @@ def _channel_scores(
         tl.store(k_scores + place, own_keys, mask=inside[:, None])
 
 
-@triton.jit
+@kernel
 def _correct(
     k,
     v,
@@ -332,7 +333,7 @@ def _correct(
     tl.store(keys + place * K + c[None, :], lost, mask=in_keys)
 
 
-@triton.jit
+@kernel
 def _pass_states(
     k,
     logs,
@@ -407,7 +408,7 @@ def _pass_states(
     tl.store(pool + tl.load(write_slots + row) * slot_stride + part, rounded, mask=whole)
 
 
-@triton.jit
+@kernel
 def _outputs(
     q,
     logs,

@@ -12,6 +12,7 @@ from torch import Tensor
 from baton.kernels.delta_mixer import DeltaLayers, DeltaWeights
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.delta_update import advance, decay_of, delta_block, unit
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 from baton.kernels.verify import Accepted
 
@@ -72,7 +73,7 @@ def commit_deltas(
     )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _verify_deltas(
     q,
     k,
@@ -131,7 +132,7 @@ def _verify_deltas(
         state = narrow(state, pool.dtype.element_ty).to(tl.float32)
 
 
-@triton.jit
+@kernel
 def _commit_deltas(
     k,
     v,
@@ -141,7 +142,7 @@ def _commit_deltas(
     read_slots,
     write_slots,
     has_initial,
-    counts,
+    accepted,
     track_slots,
     track_counts,
     A,
@@ -177,7 +178,7 @@ def _commit_deltas(
     in_k, in_v = i < K, j < V
     inside = in_k[:, None] & in_v[None, :]
     place = (head * K + i)[:, None] * V + j[None, :]
-    count, tracked = tl.load(counts + row), tl.load(track_counts + row)
+    count, tracked = tl.load(accepted + row), tl.load(track_counts + row)
 
     started = True
     if has_initial is not None:

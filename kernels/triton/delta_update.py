@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid, softplus
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 
 UNIT_EPS = tl.constexpr(1e-6)
@@ -82,7 +83,7 @@ def decay_of(g, A, dt_bias, head, i, in_k, K, CHANNELS: tl.constexpr):
     return tl.load(A + head) * softplus(log)
 
 
-@triton.jit
+@kernel
 def _delta_update(
     q,
     k,

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 
 _BLOCK = 1024  # values of one program
@@ -41,7 +42,7 @@ def _activated(x: Tensor, width: int, activation: int) -> Tensor:
     return out
 
 
-@triton.jit
+@kernel
 def _activate(x, out, stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -71,7 +72,7 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@kernel
 def _gate(x, gate, out, x_stride, gate_stride, width, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
     """Gate some channels of one token. WHOLE: all channels share one gate."""
     row = tl.program_id(0).to(tl.int64)

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 
 _BLOCK = 1024  # values of one program
@@ -32,7 +33,7 @@ def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offse
         )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _write(
     k, v, k_pool, v_pool, pages, offsets, k_stride, v_stride, k_page, v_page, width,
     BLOCK: tl.constexpr,

@@ -11,6 +11,7 @@ from baton.kernels.scratch import HEADS_OF_LATENT, LEAST_PART, most_parts, parts
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_decode import MERGED, merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
@@ -54,7 +55,7 @@ def mla_decode(
     return out
 
 
-@triton.jit
+@kernel
 def _attend_latents(
     q,
     pool,

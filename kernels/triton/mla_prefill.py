@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.kernels.scratch import EXPANDED_ON_GPU as _EXPANDED
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 _QUERIES = 128  # of one program; a quarter in float32
@@ -42,7 +43,8 @@ def mla_prefill(
     out = plain.new_empty((tokens, heads, values))
     if not tokens:
         return out
-    latents = _gathered(pool, block_tables, table_rows, kv_lens, kv_lens_host, plain)
+    kv_ends = kv_lens.cumsum(0)  # in the latents of all rows
+    latents = _gathered(pool, block_tables, table_rows, kv_lens, kv_ends, kv_lens_host, plain)
     total, width = latents.shape
     longest = max(end - start for start, end in pairwise(cu_seqlens_q_host))
     wide = plain.element_size() == 4
@@ -54,11 +56,11 @@ def mla_prefill(
         expanded = latents[:, :rank] @ matrix.t()
         _attend_expanded[(triton.cdiv(longest, queries), len(matrix) // each, len(kv_lens_host))](
             _heads_last(plain[:, some]), _heads_last(rotated[:, some]), expanded, latents,
-            cu_seqlens_q, kv_lens, out[:, some], scale, plain.stride(0), plain.stride(1),
+            cu_seqlens_q, kv_lens, kv_ends, out[:, some], scale, plain.stride(0), plain.stride(1),
             rotated.stride(0), rotated.stride(1), expanded.stride(0), heads * values,
             PLAIN=key_rows, TURNED=width - rank, VALUES=values, RANK=rank,
             BLOCK_N=block(key_rows, SMALLEST_DOT), BLOCK_T=block(width - rank, SMALLEST_DOT),
-            BLOCK_V=block(values, SMALLEST_DOT), ROWS=block(len(kv_lens_host)), QUERIES=queries,
+            BLOCK_V=block(values, SMALLEST_DOT), QUERIES=queries,
             KEYS=_KEYS // 2 if wide else _KEYS, num_warps=8 if queries > 32 else 4, num_stages=2,
         )  # fmt: skip
     return out
@@ -75,6 +77,7 @@ def _gathered(
     block_tables: Tensor,
     table_rows: Tensor,
     kv_lens: Tensor,
+    kv_ends: Tensor,
     kv_lens_host: Sequence[int],
     like: Tensor,
 ) -> Tensor:
@@ -83,50 +86,44 @@ def _gathered(
     rows = len(kv_lens_host)
     latents = like.new_empty((sum(kv_lens_host), width))
     _gather[(triton.cdiv(max(kv_lens_host), _GATHERED), rows)](
-        packed(pool), block_tables, table_rows, kv_lens, latents, pool.stride(0),
+        packed(pool), block_tables, table_rows, kv_lens, kv_ends, latents, pool.stride(0),
         block_tables.stride(0), PAGE_SIZE=page_size, WIDTH=width, BLOCK=block(width),
-        ROWS=block(rows), TOKENS=_GATHERED, num_warps=8,
+        TOKENS=_GATHERED, num_warps=8,
     )  # fmt: skip
     return latents
 
 
-@triton.jit
-def _tokens_before(kv_lens, row, ROWS: tl.constexpr):
-    """Return the tokens of the rows before `row`: int64."""
-    other = tl.arange(0, ROWS)
-    return tl.sum(tl.load(kv_lens + other, mask=other < row, other=0), axis=0)
-
-
-@triton.jit
+@kernel
 def _gather(
     pool,
     block_tables,
     table_rows,
     kv_lens,
+    kv_ends,
     latents,
     page_stride,
     table_stride,
     PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     """Gather some tokens of one row."""
     row = tl.program_id(1)
     position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.arange(0, BLOCK)
-    held = position < tl.load(kv_lens + row)
+    kv_len = tl.load(kv_lens + row)
+    held = position < kv_len
     mask = held[:, None] & (c < WIDTH)[None, :]
     table = block_tables + tl.load(table_rows + row) * table_stride
     page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
     place = page * page_stride + (position % PAGE_SIZE) * WIDTH
     values = tl.load(pool + place[:, None] + c[None, :], mask=mask, other=0.0)
-    target = (_tokens_before(kv_lens, row, ROWS) + position) * WIDTH
+    target = (tl.load(kv_ends + row) - kv_len + position) * WIDTH
     tl.store(latents + target[:, None] + c[None, :], values, mask=mask)
 
 
-@triton.jit
+@kernel
 def _attend_expanded(
     plain,
     turned,
@@ -134,6 +131,7 @@ def _attend_expanded(
     latents,
     cu_seqlens_q,
     kv_lens,
+    kv_ends,
     out,
     scale,
     plain_stride,
@@ -149,7 +147,6 @@ def _attend_expanded(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -177,7 +174,7 @@ def _attend_expanded(
             mask=inside[:, None] & in_t[None, :],
             other=0.0,
         )
-        before = _tokens_before(kv_lens, row, ROWS)
+        before = tl.load(kv_ends + row) - kv_len
         own_keys = expanded + before * expanded_stride + head * (PLAIN + VALUES)
         shared_keys = latents + before * (RANK + TURNED) + RANK
         best = tl.full((QUERIES,), -1e30, tl.float32)

@@ -8,6 +8,7 @@ from torch import Tensor
 from baton.kernels import moe as torch_moe
 from baton.kernels.linear import Int8Weight, Weight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment, assign
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -89,7 +90,7 @@ def _product(
     )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _multiply(
     x,
     weight,
@@ -140,7 +141,7 @@ def _multiply(
         tl.store(target, narrow(up, out.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@kernel
 def _combine(outer, weights, out, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Sum some channels of one token over its experts, in their own order."""
     token = tl.program_id(0).to(tl.int64)

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 
 _TOKENS = 4  # of one program that routes
@@ -85,7 +86,7 @@ def _take_largest(scores, e, nothing: tl.constexpr):
     return best, expert, rest
 
 
-@triton.jit
+@kernel
 def _choose(
     logits,
     correction,
@@ -207,7 +208,7 @@ def assign(experts: Tensor, count: int, rows: int) -> ExpertAssignment:
     return ExpertAssignment(rows, pairs, owners)
 
 
-@triton.jit
+@kernel
 def _count(experts, counts, total, BLOCK: tl.constexpr):
     """Count the pairs of one expert."""
     mine = tl.program_id(0)
@@ -219,7 +220,7 @@ def _count(experts, counts, total, BLOCK: tl.constexpr):
     tl.store(counts + mine, number)
 
 
-@triton.jit
+@kernel
 def _place(
     experts,
     counts,

@@ -1,11 +1,11 @@
 """RMS norms on a GPU; see baton.kernels.norm."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 
 
@@ -57,7 +57,7 @@ def _warps(width: int) -> int:
     return min(16, max(1, block(width) // 256))
 
 
-@triton.jit
+@kernel
 def _rms_norm(
     x,
     weight,
@@ -80,7 +80,7 @@ def _rms_norm(
     tl.store(out + (row * per_row + place) * width + c, normed, mask=inside)
 
 
-@triton.jit
+@kernel
 def _gated_norm(
     y,
     z,

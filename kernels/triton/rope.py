@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 
 _HEADS = 8  # of one program
@@ -22,7 +23,7 @@ def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@kernel
 def _rotate(
     x, cache, positions, out, x_stride, heads, width, rotary,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -62,7 +63,7 @@ def apply_partial_rope(
     return out
 
 
-@triton.jit
+@kernel
 def _rotate_last_channels(
     x, cache, positions, out, x_stride, head_stride, heads, rotated,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,

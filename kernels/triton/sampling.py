@@ -7,6 +7,7 @@ from torch import Tensor
 
 from baton.kernels.sampling import IN_PROMPT
 from baton.kernels.triton.arithmetic import log1p
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.philox import uniform
 from baton.kernels.triton.shapes import block, packed
 
@@ -24,7 +25,7 @@ def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
         )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _count(counts, rows, token_ids, number, stride, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < number
@@ -51,7 +52,7 @@ def apply_penalties(
         )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _penalise(
     logits, rows, counts, count_rows, repetition, presence, frequency, stride, count_stride, vocab,
     PROMPT: tl.constexpr, BLOCK: tl.constexpr,
@@ -240,7 +241,7 @@ def _float_of(order):
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@kernel
 def _sample(
     logits,
     rows,

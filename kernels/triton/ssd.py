@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import decay_between, discretise, dot, in_halves, narrow
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -82,7 +83,7 @@ def ssd_prompts(
     return y
 
 
-@triton.jit
+@kernel
 def _discretise(
     dt,
     A,
@@ -123,7 +124,7 @@ def _discretise(
     tl.store(decays + chunk * H + head, tl.exp(last), mask=in_h)
 
 
-@triton.jit
+@kernel
 def _chunk_states(
     x,
     B,
@@ -176,7 +177,7 @@ def _chunk_states(
     tl.store(states + place, state, mask=in_p[:, None] & in_n[None, :])
 
 
-@triton.jit
+@kernel
 def _pass_states(
     states,
     decays,
@@ -215,7 +216,7 @@ def _pass_states(
     tl.store(pool + tl.load(write_slots + row) * slot_stride + part, rounded, mask=inside)
 
 
-@triton.jit
+@kernel
 def _outputs(
     x,
     B,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.triton.arithmetic import narrow
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 from baton.kernels.triton.state_update import advance, read_out, state_block
 from baton.kernels.verify import Accepted
@@ -68,7 +69,7 @@ def commit_states(
     )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _verify_states(
     pool,
     read_slots,
@@ -125,13 +126,13 @@ def _verify_states(
         state = narrow(state, pool.dtype.element_ty).to(tl.float32)
 
 
-@triton.jit
+@kernel
 def _commit_states(
     pool,
     read_slots,
     write_slots,
     has_initial,
-    counts,
+    accepted,
     track_slots,
     track_counts,
     x,
@@ -170,7 +171,7 @@ def _commit_states(
     in_p, in_n = p < P, n < N
     inside = in_p[:, None] & in_n[None, :]
     place = (head * P + p)[:, None] * N + n[None, :]
-    count, tracked = tl.load(counts + row), tl.load(track_counts + row)
+    count, tracked = tl.load(accepted + row), tl.load(track_counts + row)
 
     started = True
     if has_initial is not None:

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import discretise, narrow
+from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
 
 # Values of a state that one program holds: four warps keep them in 64 registers a thread.
@@ -82,7 +83,7 @@ def read_out(state, value, c, D):
     return tl.sum(state * c[None, :], axis=1) + D * value
 
 
-@triton.jit
+@kernel
 def _state_update(
     pool,
     read_slots,
