@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -36,6 +36,10 @@ class Compiled:
     registers: int | None
     stack: int | None  # bytes of a thread: spilled registers or arrays
     long_divisions: int  # 64-bit divisions, each a call of a hundred instructions
+    # The program as it is written, with layouts and pipelines for this GPU, and for the assembler.
+    ttir: str = field(repr=False)
+    ttgir: str = field(repr=False)
+    ptx: str = field(repr=False)
 
     @property
     def fits(self) -> bool:
@@ -98,8 +102,9 @@ def compile_for(target: GPUTarget = HOPPER) -> Iterator[list[Compiled]]:
 def _describe(kernel: Any) -> Compiled:
     registers, stack = _resources(kernel.asm["cubin"])
     meta = kernel.metadata
-    divisions = len(re.findall(r"\b(?:div|rem)\.[su]64\b", kernel.asm["ptx"]))
-    return Compiled(meta.name, meta.num_warps, meta.shared, registers, stack, divisions)
+    stages = [kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx")]
+    divisions = len(re.findall(r"\b(?:div|rem)\.[su]64\b", stages[-1]))
+    return Compiled(meta.name, meta.num_warps, meta.shared, registers, stack, divisions, *stages)
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:

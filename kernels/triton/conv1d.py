@@ -93,8 +93,9 @@ def _conv_update(
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Advance some channels of one row. A thread reads and moves on the windows of its own
-    channels, so a slot that is read and written needs no barrier."""
+    """Advance some channels of one row. Where a slot is read and written, threads store what
+    others have loaded: the layouts of the two differ. So all of a window is loaded before any of
+    it is stored."""
     LEAD: tl.constexpr = WIDTH - 1
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1).to(tl.int64)
@@ -108,13 +109,16 @@ def _conv_update(
     total = tl.zeros((BLOCK,), tl.float32)
     if bias is not None:
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    window = ()
     for tap in tl.static_range(LEAD):
         value = tl.zeros((BLOCK,), tl.float32)
         if started:
             value = tl.load(source + tap, mask=inside, other=0.0).to(tl.float32)
         total += value * tl.load(weight + channel * WIDTH + tap, mask=inside, other=0.0)
-        if tap > 0:
-            tl.store(target + tap - 1, value, mask=inside)
+        window += (value,)  # type: ignore[assignment]  # a tuple of Triton's
+    tl.debug_barrier()
+    for tap in tl.static_range(1, LEAD):
+        tl.store(target + tap - 1, window[tap], mask=inside)
     newest = conv_inputs(x, before, row * x_stride + channel, inside)
     total += newest * tl.load(weight + channel * WIDTH + LEAD, mask=inside, other=0.0)
     tl.store(target + LEAD - 1, narrow(newest, pool.dtype.element_ty), mask=inside)

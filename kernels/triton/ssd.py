@@ -193,7 +193,11 @@ def _pass_states(
     BLOCK: tl.constexpr,
 ):
     """Pass part of one head's state through one row: states becomes what enters each chunk;
-    snapshots and the final state go to the pool."""
+    snapshots and the final state go to the pool.
+
+    `state` has the layout of the pool's loads, and so of its dtype: threads store to `states`
+    where others have loaded.
+    """
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2)
@@ -206,6 +210,7 @@ def _pass_states(
     for chunk in range(tl.load(row_chunks + row), tl.load(row_chunks + row + 1)):
         here = states + chunk * H * per_state + part
         built = tl.load(here, mask=inside, other=0.0)
+        tl.debug_barrier()
         tl.store(here, state, mask=inside)
         state = state * tl.load(decays + chunk * H + head) + built
         slot = tl.load(slots + chunk)
