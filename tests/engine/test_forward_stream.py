@@ -1,11 +1,12 @@
 """Tests of the stream of forwards: it keeps their order, and a forward's result carries its
 error."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from guarded_stream import guarded_stream
 
 from baton.core.errors import InvariantError
 from baton.engine.stream.forward_stream import (
@@ -41,6 +42,10 @@ def cuda_stream() -> ForwardStream:
     return CudaStream(torch.device("cuda"))
 
 
+def guarded_cuda_stream() -> ForwardStream:
+    return guarded_stream(torch.device("cuda"), nullcontext)
+
+
 @pytest.fixture
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
@@ -53,7 +58,7 @@ def broken() -> int:
     raise RuntimeError("out of memory")
 
 
-@pytest.mark.parametrize("make", [InlineStream, ThreadStream, cuda_stream])
+@pytest.mark.parametrize("make", [InlineStream, ThreadStream, cuda_stream, guarded_cuda_stream])
 def test_what_goes_wrong_is_told_by_the_result_and_later_work_is_done(
     make: Callable[[], ForwardStream], without_a_gpu: None
 ) -> None:
@@ -65,9 +70,25 @@ def test_what_goes_wrong_is_told_by_the_result_and_later_work_is_done(
     with pytest.raises(RuntimeError, match="out of memory"):
         failed.result(60)
     assert after.result(60) == 0
-    if make is cuda_stream:
+    if make in (cuda_stream, guarded_cuda_stream):
         assert FakeEvent.waited == 3, "what was enqueued before the fault may still run"
     stream.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_work_runs_inside_the_guard_of_a_stream(device: str, without_a_gpu: None) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        told.append("in")
+        yield
+        told.append("out")
+
+    stream = guarded_stream(torch.device(device), around)
+    stream.submit(lambda: told.append("work")).result(60)
+    stream.close()
+    assert told == ["in", "work", "out"]
 
 
 def test_the_first_work_on_a_gpu_waits_for_what_the_device_was_given_before(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine.engines import greedy, run, tokens_of
 from engine.proposers import Known
+from guarded_stream import guarded_stream
 from guards import HostUploads, NoHostReads
 from oracle.specs import SPECS
 from torch import Tensor
@@ -32,7 +33,6 @@ from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.proposer import Proposers
-from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.base import Kernels
 from baton.kernels.torch_kernels import TORCH
 from baton.kernels.triton.triton_kernels import TritonKernels
@@ -223,7 +223,7 @@ def test_drafts_give_the_answers_and_the_states_of_plain_decoding(
         case,
         TritonKernels(),
         case.pages,
-        stream=ThreadStream(around, preparing=around),
+        stream=guarded_stream(DEVICE, around),
         proposers=Proposers(Known(known, 0.0, 320, rng), KnownTensor(known)),
         speculative_algorithm=SpeculativeAlgorithm.NGRAM,
         speculative_num_draft_tokens=WINDOW,
