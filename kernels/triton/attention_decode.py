@@ -16,10 +16,10 @@ from baton.kernels.scratch import LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.kernel import kernel
-from baton.kernels.triton.paging import page_places
+from baton.kernels.triton.paging import page_entries, page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
-_KEYS = 64  # of one product; half as many in float32
+_KEYS = 64  # of one product; half as many in float32, and where heads are wider than 128
 MERGED = 16  # parts that are read together
 
 
@@ -44,14 +44,15 @@ def paged_attn_decode(
     sums = q.new_empty((rows, heads, parts, 2), dtype=torch.float32)
     if not rows:
         return out
+    # Two tiles of keys and values are in shared memory: three programs fit on a multiprocessor.
+    keys = _KEYS if q.dtype != torch.float32 and width <= 128 else _KEYS // 2
     widths = {"WIDTH": width, "BLOCK_D": block(width, SMALLEST_DOT)}
     _attend_part[(parts, kv_heads, rows)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, table_rows, kv_lens, means, sums,
         scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
-        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=most,
-        **widths, num_warps=4, num_stages=3,
+        KEYS=keys, LEAST=LEAST_PART, MOST=most, **widths, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most, QUERIES=1,
@@ -119,8 +120,11 @@ def _attend_part(
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
+        next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
         for first in range(begin, end, KEYS):
-            _, held, page, place = page_places(table, first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            _, held, place = page_places(first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            page = next_page.to(tl.int64)
+            next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
             place += kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.kernel import kernel
-from baton.kernels.triton.paging import page_places
+from baton.kernels.triton.paging import page_entries, page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -50,7 +50,7 @@ def paged_attn_prefill(
         block_tables.stride(0), heads, heads // kv_heads, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, WIDTH=width, BLOCK_D=block(width, SMALLEST_DOT), QUERIES=queries,
         KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2,
-        num_warps=8 if queries > 32 else 4, num_stages=2,
+        num_warps=8 if queries > 32 else 4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -107,10 +107,11 @@ def _attend(
         total = tl.zeros((QUERIES,), tl.float32)
         mean = tl.zeros((QUERIES, BLOCK_D), tl.float32)
         seen_to = tl.minimum(prefix + first_block + QUERIES, kv_len)
+        next_page = page_entries(table, 0, kv_len, PAGE_SIZE, KEYS)
         for first in range(0, seen_to, KEYS):
-            position, held, page, place = page_places(
-                table, first, kv_len, KV_HEADS * WIDTH, PAGE_SIZE, KEYS
-            )
+            position, held, place = page_places(first, kv_len, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            page = next_page.to(tl.int64)
+            next_page = page_entries(table, first + KEYS, kv_len, PAGE_SIZE, KEYS)
             place += kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],

@@ -12,7 +12,7 @@ from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_decode import MERGED, merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.kernel import kernel
-from baton.kernels.triton.paging import page_places
+from baton.kernels.triton.paging import page_entries, page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
 _KEYS = 32  # of one product
@@ -46,7 +46,7 @@ def mla_decode(
         scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
         PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
         BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=HEADS_OF_LATENT, KEYS=_KEYS,
-        LEAST=LEAST_PART, MOST=most, num_warps=4, num_stages=2,
+        LEAST=LEAST_PART, MOST=most, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows * queries)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most,
@@ -103,8 +103,11 @@ def _attend_latents(
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_R), tl.float32)
+        next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
         for first in range(begin, end, KEYS):
-            position, held, page, inside = page_places(table, first, end, WIDTH, PAGE_SIZE, KEYS)
+            position, held, inside = page_places(first, end, WIDTH, PAGE_SIZE, KEYS)
+            page = next_page.to(tl.int64)
+            next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
             place = page * page_stride + inside
             latents = tl.load(
                 pool + place[:, None] + r[None, :],

@@ -1,24 +1,37 @@
-"""Places of consecutive positions in a pool of pages."""
+"""Places of consecutive positions in a pool of pages.
+
+Where pages are multiples of a tile of KEYS positions, all of a tile lies in one page: one entry of
+the table is read for it, and places are consecutive, so that loads are wide. A loop reads the
+entries of the next tile while it works on one. If an address of keys depended on a load in the
+same turn, Triton would spend its stages on the entries, and load no keys ahead.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def page_places(table, first, end, STEP: tl.constexpr, PAGE_SIZE: tl.constexpr, KEYS: tl.constexpr):
-    """Return, of positions first .. first + KEYS: the positions [KEYS] int32; which lie below
-    `end`; their pages, int64; and their places inside of these, STEP values apart.
+def page_entries(table, first, end, PAGE_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """Return the pages of positions first .. first + KEYS: one number int32, or [KEYS]; 0 from
+    `end`. first: a multiple of KEYS."""
+    if PAGE_SIZE % KEYS == 0:
+        entries = tl.load(table + first // PAGE_SIZE, mask=first < end, other=0)
+    else:
+        position = first + tl.arange(0, KEYS)
+        entries = tl.load(table + position // PAGE_SIZE, mask=position < end, other=0)
+    return entries
 
-    first: a multiple of KEYS, below `end`. Where pages are multiples of KEYS, all positions lie in
-    one page: one entry of the table is read, and places are consecutive, so that loads are wide.
-    Otherwise `pages` is [KEYS].
+
+@triton.jit
+def page_places(first, end, STEP: tl.constexpr, PAGE_SIZE: tl.constexpr, KEYS: tl.constexpr):
+    """Return, of positions first .. first + KEYS: the positions [KEYS] int32; which lie below
+    `end`; and their places inside of their pages, STEP values apart.
+
+    first: a multiple of KEYS, below `end`.
     """
     position = first + tl.arange(0, KEYS)
-    held = position < end
     if PAGE_SIZE % KEYS == 0:
-        page = tl.load(table + first // PAGE_SIZE).to(tl.int64)
         place = first % PAGE_SIZE + tl.arange(0, KEYS)
     else:
-        page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
         place = position % PAGE_SIZE
-    return position, held, page, place * STEP
+    return position, position < end, place * STEP

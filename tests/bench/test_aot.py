@@ -1,6 +1,7 @@
 """Every GPU kernel compiles for a Hopper at the sizes of real models, and fits on it."""
 
 import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,16 @@ from baton.bench.gpu.kernel_cases import cases
 from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
 from baton.bench.gpu.models import write_config
-from baton.bench.gpu.sizes import KIMI_LINEAR, LFM2, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, TINY
+from baton.bench.gpu.sizes import (
+    KIMI_LINEAR,
+    LFM2,
+    MODELS,
+    NEMOTRON_9B,
+    ONES,
+    QWEN3_NEXT,
+    TINY,
+    Sizes,
+)
 from baton.engine.assembly.loader import build_model
 from baton.engine.loading.weights import DeclaredWeights
 from baton.engine.models.family_table import read_config
@@ -54,6 +64,30 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
     assert len({kernel.name for kernel in compiled}) >= 20
     assert not [str(kernel) for kernel in compiled if not kernel.fits]
     assert not [kernel.name for kernel in compiled if kernel.long_divisions]
+
+
+# Tiles of keys and of values that attention has in shared memory: one, or more, is loaded while
+# another is multiplied.
+TILES = {
+    NEMOTRON_9B: {"_attend_part": 2, "_attend": 3},
+    QWEN3_NEXT: {"_attend_part": 2, "_attend": 3},
+    KIMI_LINEAR: {"_attend_latents": 2},
+}
+
+
+@pytest.mark.parametrize("sizes", TILES, ids=lambda sizes: sizes.name)
+def test_attention_loads_the_next_tile_while_it_multiplies_one(sizes: Sizes) -> None:
+    with compile_for(HOPPER) as compiled:
+        for case in cases(sizes, MAKE):
+            if case.name in ("attn_decode", "attn_prefill", "mla_decode"):
+                case.run()
+    for name, expected in TILES[sizes].items():
+        (kernel,) = (kernel for kernel in compiled if kernel.name == name)
+        rings = re.findall(r"memdesc<(\d+)x\d+x\d+xbf16[^>]*mutable", kernel.ttgir)
+        assert set(map(int, rings)) == {expected}, kernel
+        waits = re.findall(r"async_wait .*num = (\d+)", kernel.ttgir)
+        assert max(map(int, waits)) > 0, "every tile is awaited when it has just been asked for"
+        assert kernel.fits, kernel
 
 
 # Steps' kernels whose programs are tokens; all those of prompts are.
