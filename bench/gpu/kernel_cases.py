@@ -65,9 +65,9 @@ def cases(sizes: Sizes, make: Maker) -> list[KernelCase]:
     return found
 
 
-def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[KernelCase]:
-    heads, head_dim, groups, state = shape
-    inner, width, chunk = heads * head_dim, 4, 256
+def _mamba(sizes: Sizes, shape: tuple[int, int, int, int, int], make: Maker) -> list[KernelCase]:
+    heads, head_dim, groups, state, chunk = shape
+    inner, width = heads * head_dim, 4
     channels = inner + 2 * groups * state
     weights = Mamba2Weights(
         conv_weight=make.wide(channels, width),

@@ -33,14 +33,14 @@ def peers(sizes: Sizes, make: Maker) -> dict[str, tuple[str, Call]]:
 
 
 def _mamba(
-    sizes: Sizes, shape: tuple[int, int, int, int], make: Maker
+    sizes: Sizes, shape: tuple[int, int, int, int, int], make: Maker
 ) -> dict[str, tuple[str, Call]]:
     """Return mamba_ssm's calls: state update and scan alone; ours add convolution, gate and
     norm.
     """
     update = _module("mamba_ssm.ops.triton.selective_state_update")
     scan = _module("mamba_ssm.ops.triton.ssd_combined")
-    heads, head_dim, groups, state = shape
+    heads, head_dim, groups, state, chunk = shape
     rows, tokens = sizes.decode_rows, sizes.prompt
     A, D, dt_bias = -make.wide(heads).abs(), make.wide(heads), make.wide(heads)
     found: dict[str, tuple[str, Call]] = {}
@@ -68,7 +68,7 @@ def _mamba(
         found["mamba2_prefill"] = (
             "mamba_ssm mamba_chunk_scan_combined",
             lambda: scan.mamba_chunk_scan_combined(
-                long, long_dt, A, long_B, long_C, chunk_size=256, D=D, dt_bias=dt_bias,
+                long, long_dt, A, long_B, long_C, chunk_size=chunk, D=D, dt_bias=dt_bias,
                 dt_softplus=True, return_final_states=True,
             ),
         )  # fmt: skip

@@ -9,7 +9,8 @@ class Sizes:
 
     name: str
     hidden: int
-    mamba: tuple[int, int, int, int] | None  # heads, head_dim, groups, d_state
+    # heads, head_dim, groups, d_state, tokens of a chunk
+    mamba: tuple[int, int, int, int, int] | None
     delta: tuple[int, int, int, int] | None  # key heads, value heads, key and value channels
     channel_decay: bool  # of the delta rule: one a key channel (KDA)
     conv: int | None  # taps of a mixer that is a gated convolution of `hidden` channels
@@ -31,10 +32,10 @@ def _sizes(name: str, hidden: int, vocab: int, **layers: object) -> Sizes:
 
 
 NEMOTRON_9B = _sizes(
-    "Nemotron-Nano-9B-v2", 4480, 131072, mamba=(128, 80, 8, 128), attention=(40, 8, 128)
+    "Nemotron-Nano-9B-v2", 4480, 131072, mamba=(128, 80, 8, 128, 128), attention=(40, 8, 128)
 )
 GRANITE_SMALL = _sizes(
-    "Granite-4.0-H-small", 4096, 100352, mamba=(128, 64, 1, 128), attention=(32, 8, 128),
+    "Granite-4.0-H-small", 4096, 100352, mamba=(128, 64, 1, 128, 256), attention=(32, 8, 128),
     moe=(72, 10, 768),
 )  # fmt: skip
 QWEN3_NEXT = _sizes(
@@ -49,14 +50,14 @@ LFM2 = _sizes("LFM2-2.6B", 2048, 65536, conv=3, attention=(32, 8, 64))
 MODELS = (NEMOTRON_9B, GRANITE_SMALL, QWEN3_NEXT, KIMI_LINEAR, LFM2)
 TINY = replace(
     _sizes(
-        "tiny", 24, 50, mamba=(4, 6, 2, 7), delta=(2, 4, 10, 6), attention=(6, 2, 12),
+        "tiny", 24, 50, mamba=(4, 6, 2, 7, 256), delta=(2, 4, 10, 6), attention=(6, 2, 12),
         latent=(4, 20, 8, 12), moe=(5, 2, 16), conv=3,
     ),
     decode_rows=3, context=40, prompt=20, page_size=8,
 )  # fmt: skip
 # Triton compiles an argument of 1 as a constant: kernels must work with both.
 ONES = replace(
-    TINY, name="ones", mamba=(1, 6, 1, 7), delta=(1, 1, 10, 6), attention=(1, 1, 12),
+    TINY, name="ones", mamba=(1, 6, 1, 7, 256), delta=(1, 1, 10, 6), attention=(1, 1, 12),
     latent=(1, 20, 8, 12), moe=(2, 1, 16), decode_rows=1, context=1, prompt=1,
 )  # fmt: skip
 TINY_CHANNELS = replace(TINY, name="tiny KDA", delta=(2, 2, 10, 6), channel_decay=True)

@@ -10,6 +10,7 @@ import torch
 
 from baton.bench.gpu.device_engine import fitted, options_of
 from baton.bench.gpu.models import MODELS
+from baton.bench.gpu.sizes import GRANITE_SMALL, NEMOTRON_9B
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -64,3 +65,11 @@ def test_a_model_is_cut_to_the_layers_that_a_card_holds(name: str):
         }[name]
     )
     assert fitted(config, options, card * 4) == config
+
+
+def test_mamba_layers_are_timed_with_the_chunks_that_the_model_is_served_with():
+    """Longer chunks pass fewer states, so a kernel would be timed on less than its work."""
+    for sizes in (NEMOTRON_9B, GRANITE_SMALL):
+        config = MODELS[sizes.name]
+        assert sizes.mamba is not None
+        assert sizes.mamba[-1] == config.get("chunk_size", config.get("mamba_chunk_size"))

@@ -1,9 +1,12 @@
 """A part of a GPU's run that fails, dies or hangs costs no line but its own."""
 
+import multiprocessing
 import os
 import signal
 import threading
 from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +78,51 @@ def test_no_part_begins_once_the_budget_is_spent():
     run = GpuRun(dry=True, budget_s=0.0)
     run.part(Task("part", tells, 30.0))
     assert [line.value for line in run.lines] == ["no time left"] and run.failed
+
+
+def test_every_models_kernels_have_their_turn_however_long_the_parts_before_take() -> None:
+    begins = 0.0
+    for task in gpu_run.tasks(dry=False):
+        if task.name.startswith("kernels"):
+            assert begins < gpu_run.BUDGET_S, task.name
+        begins += task.most_s
+    assert begins > gpu_run.BUDGET_S  # so that the order matters
+
+
+class UntilMarked(Part):
+    """A part whose time is over when a file is there."""
+
+    def __init__(self, tell: Connection, marked: Path) -> None:
+        super().__init__(tell, Limits(), dry=False, until=0.0)
+        self._marked = marked
+
+    @property
+    def left_s(self) -> float:
+        return 0.0 if self._marked.exists() else 60.0
+
+
+def test_parity_tests_that_hang_tell_what_those_before_them_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marked, tests = tmp_path / "marked", tmp_path / "tests"
+    tests.mkdir()
+    (tests / "test_some.py").write_text(
+        "import pathlib, threading\n"
+        "def test_a(): pass\n"
+        "def test_b(): assert 0, 'a wrong sum'\n"
+        "def test_c():\n"
+        f"    pathlib.Path({str(marked)!r}).touch()\n"
+        "    threading.Event().wait()\n"
+    )
+    monkeypatch.setattr(gpu_run, "_PARITY", str(tests))
+    monkeypatch.setattr(gpu_run, "find_spec", lambda name: None)  # no other processes
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    gpu_run.parity(UntilMarked(sender, marked))
+    line = receiver.recv()
+    assert line.failed and line.value == "stopped; 1 passed, 1 failed until then"
+    assert "test_b FAILED" in capfd.readouterr().out
+    receiver.close()
+    sender.close()
 
 
 def test_a_kernel_that_fails_and_peers_that_do_leave_the_other_kernels_their_rows(
