@@ -10,9 +10,6 @@ from baton.kernels import huge_pages
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
-# Rows above which torch's float32 product is faster with a weight that is not packed: 1.2 x at 512,
-# with a [3352, 768] weight.
-_NATIVE_ROWS = 128
 # Rows, a multiple of 16, of a weight that are converted before they are packed.
 _CONVERTED_ROWS = 256
 # Multiply-adds that are not worth waking other threads for: some 100 microseconds.
@@ -65,7 +62,8 @@ class Int8Weight:
 @dataclass(frozen=True)
 class PackedWeight:
     """A matrix [O, K] as the native library multiplies it: 16 rows side by side, the columns of
-    one step at a time, zeros where there is no row or no column.
+    one step at a time, zeros where there is no row or no column. An embedding that is the head's
+    weight too is kept so, and looked up in it.
 
     values: [ceil(O / 16), ceil(K / d), 16, d] of bfloat16, d = 2, or of float32, d = 1
     shape:  [O, K]
@@ -118,9 +116,13 @@ class PackedWeight:
         rows, columns = self.shape
         return self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return some rows of the matrix. ids: [T] int64 -> [T, K], in its dtype."""
+        return self.values[ids // 16, :, ids % 16].flatten(1)[:, : self.shape[1]]
+
 
 Weight = Tensor | Int8Weight
-Matrix = Weight | PackedWeight  # of a product, and nothing else
+Matrix = Weight | PackedWeight  # of a product
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
@@ -142,15 +144,14 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
 
 def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """Implement `Kernels.linear` natively, for float32 x. A bfloat16 weight is multiplied in
-    bfloat16 where the CPU has such products, else in float32."""
+    bfloat16 where the CPU has such products, else in float32. A row has the same bits among any
+    number of rows, which torch's product does not promise."""
     if isinstance(weight, PackedWeight):
         return _packed_linear_native(native, x, weight, bias)
     rows, columns = x.shape
-    dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
-    if rows > _NATIVE_ROWS and not dots and isinstance(weight, Tensor):
-        return F.linear(x, weight.float(), bias)
     values, scales = weight_parts(weight)
     y = native.empty(rows, weight.shape[0])
+    dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
     native.call(
         signatures.LinearArguments(
@@ -211,7 +212,7 @@ def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
     return weight, None
 
 
-def embedding(ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
+def embedding(ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` in torch."""
     if own is not None:
         local = (ids - own.start).clamp_(0, len(own) - 1)
@@ -219,16 +220,21 @@ def embedding(ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
         return embedding(local, table).masked_fill(outside[:, None], 0.0)
     if isinstance(table, Int8Weight):
         return table.values[ids].float() * table.scales[ids, None]
+    if isinstance(table, PackedWeight):
+        return table.rows(ids)
     return F.embedding(ids, table)
 
 
 def embedding_native(
-    native: Native, ids: Tensor, table: Weight, own: range | None = None
+    native: Native, ids: Tensor, table: Matrix, own: range | None = None
 ) -> Tensor:
     """Implement `Kernels.embedding` natively, in float32, whatever dtype the table has."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)
-    values, scales = weight_parts(table)
+    if isinstance(table, PackedWeight):
+        values, scales = table.values, None
+    else:
+        values, scales = weight_parts(table)
     dtype = signatures.DTYPES[values.dtype]
     native.call(
         signatures.EmbeddingArguments(
@@ -241,6 +247,7 @@ def embedding_native(
             dtype=dtype,
             first=own.start if own is not None else 0,
             count=table.shape[0],
+            packed=int(isinstance(table, PackedWeight)),
         ),
         small=rows * width < SMALL,
     )

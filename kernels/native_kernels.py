@@ -94,7 +94,7 @@ class NativeKernels(Kernels):
     def native(self) -> Native:
         return self._native
 
-    def embedding(self, ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
+    def embedding(self, ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
         return embedding_native(self._native, ids, table, own)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:

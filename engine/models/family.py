@@ -188,8 +188,8 @@ def decoder(
     Norm.
     """
     hidden = config.hidden_size
-    table = Embedding(scope, embedding, config.vocab_size, hidden)
     tied = Fields(config.raw, "config.json").flag("tie_word_embeddings", tied)
+    table = Embedding(scope, embedding, config.vocab_size, hidden, multiplied=tied)
     return Decoder(
         config,
         scope.kernels,

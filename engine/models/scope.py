@@ -82,11 +82,24 @@ class Scope:
         self.tally.nbytes += own.nbytes
         return own if then is None or own.is_meta else then(own)
 
-    def product(self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0) -> Matrix:
-        """Return this rank's part of a matrix that is used in products only."""
-        if not self._packs:
+    def product(
+        self,
+        name: str,
+        shape: Shape,
+        blocks: Sequence[Block],
+        dim: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Matrix:
+        """Return this rank's part of a matrix of products.
+
+        dtype: of a matrix that is never rounded to 8 bits. None: any other's
+        """
+        if self.int8 and dtype is None:
             return self.matrix(self.part(name, shape, blocks, dim))
-        own = PackedWeight.of(self._read(name, shape, blocks, dim), self.dtype)
+        dtype = dtype or self.dtype
+        if not packs(self.kernels.native, dtype):
+            return self.part(name, shape, blocks, dim, dtype)
+        own = PackedWeight.of(self._read(name, shape, blocks, dim), dtype)
         self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
         return own

@@ -15,11 +15,11 @@ class LayerKernels(ABC):
     """Kernels that work on each token by itself, without cache or state."""
 
     @abstractmethod
-    def embedding(self, ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
+    def embedding(self, ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
         """Look up rows of a table.
 
         ids:    [T] int64
-        table:  [V, K] float, or 8-bit
+        table:  [V, K] float, 8-bit or packed
         own:    the ids whose rows the table has, in order; others give zeros. None: 0 .. V - 1
         returns [T, K], dtype of the table; float32 for an 8-bit table and from native kernels
         """

@@ -20,6 +20,7 @@
 #include "conv_prompts.h"
 #include "delta.h"
 #include "delta_prompts.h"
+#include "embedding.h"
 #include "layout.h"
 #include "linear.h"
 #include "mamba2.h"
@@ -41,7 +42,7 @@ OPERATION(linear, Linear,
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
 OPERATION(packed_linear, PackedLinear,
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
-OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype, first, count)
+OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype, first, count, packed)
 OPERATION(rms_norm, RmsNorm, x, weight, out, rows, heads, width, x_stride, eps)
 OPERATION(square_sums, SquareSums, x, out, rows, width, x_stride, groups, group)
 OPERATION(norm_by_sums, NormBySums,

@@ -5,36 +5,6 @@
 
 namespace {
 
-struct Embedding {
-  const int64_t* ids;  // [rows]
-  const void* table;   // [count, width], of ids from `first` on
-  const float* scale;  // [count], of an int8 table
-  float* out;          // [rows, width], zeros for other ids
-  int64_t rows, width, dtype, first, count;
-};
-
-template <class T>
-void embedding_as(const Embedding& a, Team& team) {
-  team.each(a.rows, [&](int64_t row) {
-    const int64_t id = a.ids[row] - a.first;
-    if (id < 0 || id >= a.count) {
-      std::fill_n(a.out + row * a.width, a.width, 0.0f);
-      return;
-    }
-    const T* from = static_cast<const T*>(a.table) + id * a.width;
-    const float scale = a.scale ? a.scale[id] : 1.0f;
-    runs(a.width, [&](int64_t i, int64_t n) {
-      store_run(a.out + row * a.width + i, load_run(from + i, n) * scale, n);
-    });
-  });
-}
-
-void embedding(const Embedding& a, Team& team) {
-  if (a.dtype == FLOAT32) return embedding_as<float>(a, team);
-  if (a.dtype == INT8) return embedding_as<int8_t>(a, team);
-  embedding_as<Bf16>(a, team);
-}
-
 struct RmsNorm {
   const float* x;       // [rows, heads, width], rows x_stride apart
   const float* weight;  // [heads, width]

@@ -71,7 +71,7 @@ class PackedLinearArguments(Arguments):
 class EmbeddingArguments(Arguments):
     operation = "embedding"
     optional = frozenset({"scale"})
-    _fields_ = _fields("ids table scale out", "rows width dtype first count")
+    _fields_ = _fields("ids table scale out", "rows width dtype first count packed")
 
 
 class RmsNormArguments(Arguments):

@@ -76,14 +76,16 @@ def test_a_packed_weight_multiplies_as_it_did_before(native, rng, rows, columns,
 )
 def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng, kind):
     columns, outputs = rng.randrange(20, 200), rng.randrange(40, 300)
-    x, weight = torch.randn(120, columns), torch.randn(outputs, columns)
+    x, weight = torch.randn(300, columns), torch.randn(outputs, columns)
     weight = stored(weight, kind)
     whole = linear_native(native, x, weight)
     threads = torch.get_num_threads()
     try:
-        for rows in (1, 2, 3, 4, 6, 9, 17, 64):
-            torch.set_num_threads(rng.randrange(1, 4))
-            assert torch.equal(linear_native(native, x[:rows], weight), whole[:rows])
+        for rows in (1, 2, 3, 4, 6, 9, 17, 49, 64, 128, 129, 200):
+            first = rng.randrange(300 - rows)
+            some = slice(first, first + rows)
+            torch.set_num_threads(rng.randrange(1, 9))
+            assert torch.equal(linear_native(native, x[some], weight), whole[some])
     finally:
         torch.set_num_threads(threads)
 
@@ -97,12 +99,13 @@ def test_eight_bits_round_each_row_to_half_a_step(rng, outputs, columns):
     assert ((rounded.dense() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("width", [1, 16, 50])
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", "int8", "packed bfloat16", "packed float32"]
+)
+@pytest.mark.parametrize("width", [1, 16, 50, 51])
 def test_embedding(native, rng, kind, width):
-    table = torch.randn(30, width)
-    table = Int8Weight.of(table) if kind == "int8" else table.to(getattr(torch, kind))
-    dense = table.dense() if kind == "int8" else table.float()
+    table = stored(torch.randn(30, width), kind)
+    dense = (table if isinstance(table, Tensor) else table.dense()).float()
     for rows in (0, 1, 9):
         ids = torch.randint(30, (rows,))
         assert torch.equal(embedding_native(native, ids, table), dense[ids])

@@ -55,7 +55,16 @@ def test_a_pointer_that_must_be_there_is_a_tensor(wrong):
 def test_an_optional_pointer_may_be_absent():
     ids, table, out = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1), torch.zeros(1, 1)
     made = EmbeddingArguments(
-        ids=ids, table=table, scale=None, out=out, rows=1, width=1, first=0, count=1, dtype=0
+        ids=ids,
+        table=table,
+        scale=None,
+        out=out,
+        rows=1,
+        width=1,
+        first=0,
+        count=1,
+        packed=0,
+        dtype=0,
     )
     assert made.scale is None and made.table == table.data_ptr()
 

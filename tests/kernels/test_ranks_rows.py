@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernels.native_cases import assert_near, strided
 
-from baton.kernels.linear import Int8Weight, embedding, embedding_native
+from baton.kernels.linear import Int8Weight, PackedWeight, embedding, embedding_native
 from baton.kernels.norm import (
     norm_by_sums,
     norm_by_sums_native,
@@ -14,12 +14,21 @@ from baton.kernels.norm import (
 )
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-def test_rows_of_other_ranks_are_zeros(native, kind):
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_other_ranks_are_zeros(native, dtype, packed):
     whole, own = torch.randn(10, 37), range(3, 7)
-    table = whole[3:7].clone() if kind == "int8" else whole[3:7].to(getattr(torch, kind))
-    part = Int8Weight.of(table) if kind == "int8" else table
-    dense = part.dense() if isinstance(part, Int8Weight) else part.float()
+    part = whole[3:7].to(dtype)
+    check_rows(native, own, PackedWeight.of(part) if packed else part, part.float())
+
+
+def test_rows_of_other_ranks_are_zeros_in_eight_bits(native):
+    whole, own = torch.randn(10, 37), range(3, 7)
+    part = Int8Weight.of(whole[3:7])
+    check_rows(native, own, part, part.dense())
+
+
+def check_rows(native, own, part, dense):
     ids = torch.tensor([2, 3, 6, 7, 0, 9, 5])
     wanted = torch.zeros(7, 37)
     wanted[[1, 2, 6]] = dense[[0, 3, 2]]

@@ -38,7 +38,7 @@ class SoftmaxTopKMoe:
         self.top_k = top_k
         self.kernels = scope.kernels
         self.comm = scope.comm
-        self.router = scope.tensor(router, experts, hidden)
+        self.router = scope.product(router, (experts, hidden), (), dtype=scope.dtype)
         in_shape, out_shape = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
         self.gate_up = scope.matrix(self.share.stacked(scope, gate_up, in_shape, 1))
         self.down = scope.matrix(self.share.stacked(scope, down, out_shape, 2))
@@ -96,7 +96,7 @@ class SoftmaxRouter:
         _check_groups(choice, 1)
         self.choice = choice
         self.kernels = scope.kernels
-        self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
+        self.weight = scope.product("weight", (choice.experts, hidden), (), dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the experts of each token. x: [T, hidden] -> weights [T, top_k] float32, experts
@@ -123,7 +123,7 @@ class GroupedRouter:
         _check_groups(choice, 2)
         self.choice = choice
         self.kernels = scope.kernels
-        self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
+        self.weight = scope.product("weight", (choice.experts, hidden), (), dtype=torch.float32)
         self.correction = scope.tensor(
             "e_score_correction_bias", choice.experts, dtype=torch.float32
         )

@@ -4,19 +4,26 @@ from torch import Tensor
 
 from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Scope
-from baton.kernels.linear import Matrix, Weight
+from baton.kernels.linear import Matrix
 
 
 class Embedding:
     """Rows of a table by token id. table: [this rank's tokens, hidden]."""
 
-    def __init__(self, scope: Scope, name: str, vocab_size: int, hidden: int) -> None:
+    def __init__(
+        self, scope: Scope, name: str, vocab_size: int, hidden: int, multiplied: bool
+    ) -> None:
+        """multiplied: the table is a matrix of products too, and kept in their form."""
         self.kernels = scope.kernels
         self.comm = scope.comm
         self.vocab = SubBlock("tokens of the vocabulary", vocab_size, uneven=True)
         self.own = scope.shard.held(self.vocab)
-        table = scope.part(f"{name}.weight", (vocab_size, hidden), (self.vocab,))
-        self.table: Weight = scope.matrix(table)
+        name, shape, blocks = f"{name}.weight", (vocab_size, hidden), (self.vocab,)
+        self.table: Matrix
+        if multiplied:
+            self.table = scope.product(name, shape, blocks)
+        else:
+            self.table = scope.matrix(scope.part(name, shape, blocks))
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Look up tokens. ids: [T] int64 -> [T, hidden], on every rank"""
@@ -37,7 +44,7 @@ class Head:
         self.factor = factor
         vocab, size = embedding.vocab, scope.shard.size
         self.widths = [vocab.places_of(rank, size) for rank in range(size)]
-        self.weight: Matrix = embedding.table
+        self.weight = embedding.table
         if not tied:
             self.weight = scope.product("lm_head.weight", (vocab.units, hidden), (vocab,))
 
