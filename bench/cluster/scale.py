@@ -29,7 +29,7 @@ from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
-from baton.engine.models.family_table import read_config
+from baton.engine.models.family_table import configured_model
 from baton.engine.settings.config import EngineConfig
 
 MEMORY = 1 << 29
@@ -156,7 +156,7 @@ class _Rounds:
         return output_rate(processes, self.shape, [self._prompts() for _ in processes])
 
     def _prompts(self) -> list[list[int]]:
-        model = read_config(self.engine.model, self.engine.dtype, self.engine.ssm_dtype)
+        model = configured_model(self.engine)
         return self.shape.draw(self.rng, model.vocab_size)
 
 

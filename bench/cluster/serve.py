@@ -29,7 +29,7 @@ from baton.deploy.cluster.preflight import check_model
 from baton.deploy.config_from import config_from
 from baton.deploy.options import cluster_options
 from baton.deploy.process.since_start import seconds_since_command
-from baton.engine.models.family_table import read_config
+from baton.engine.models.family_table import configured_model
 
 MOVED = "baton_worker_sent_bytes_total"
 
@@ -101,7 +101,7 @@ class _Measured:
         peers: Mapping[str, str],
     ) -> "_Measured":
         """Measure our cluster, the bare engine and the peers in turn, `repeats` times."""
-        model = read_config(config.engine.model, config.engine.dtype, config.engine.ssm_dtype)
+        model = configured_model(config.engine)
         ours: list[dict[str, float]] = []
         bare: list[dict[str, float]] = []
         theirs: dict[str, list[dict[str, float]]] = {name: [] for name in peers}

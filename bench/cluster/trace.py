@@ -31,7 +31,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.config_from import config_from
 from baton.deploy.options import cluster_options
-from baton.engine.models.family_table import read_config
+from baton.engine.models.family_table import configured_model
 
 _DIVIDE = click.Choice([str(2**power) for power in range(BLOCK.bit_length())])
 
@@ -121,7 +121,7 @@ def _turns(
     rng: random.Random,
 ) -> dict[str, list[dict[str, float]]]:
     """Return the figures of each turn by server; ours has an empty name."""
-    model = read_config(config.engine.model, config.engine.dtype, config.engine.ssm_dtype)
+    model = configured_model(config.engine)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ("", *peers)}
     with Cluster(config) as cluster:
         workers = cluster.router.server_info()["workers"]

@@ -16,7 +16,7 @@ from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.assembly.loader import divided_model, ready_model
 from baton.engine.engine import Engine
-from baton.engine.models.family_table import read_config
+from baton.engine.models.family_table import configured_model
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import LoadFormat
 from baton.engine.settings.config import EngineConfig
@@ -65,7 +65,7 @@ def fitted(config: dict[str, Any], options: EngineConfig, free: int) -> dict[str
 def _fits(config: dict[str, Any], options: EngineConfig, free: int) -> bool:
     with TemporaryDirectory() as folder:
         path = write_config(Path(folder) / "model", config, small=False)
-        model = divided_model(read_config(path, options.dtype, options.ssm_dtype), options.tp)
+        model = divided_model(configured_model(replace(options, model=path)), options.tp)
     try:
         MemoryPlan(options, model.config, model.weight_bytes, free)
     except ConfigError:
@@ -97,7 +97,7 @@ class GpuEngine:
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
             options = options_of(path, device, max_running, small, ranks)
-            model = read_config(path, options.dtype, options.ssm_dtype)
+            model = configured_model(options)
             if ranks is None:
                 source = DeviceWeights(device, options.dtype)
                 self._engine = Engine(options, ready_model(model, source, options), None)

@@ -10,7 +10,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.files.model_folder import check_folder
 from baton.engine.assembly.loader import check_weights, planned_memory
 from baton.engine.loading.weights import Checkpoint
-from baton.engine.models.family_table import read_config
+from baton.engine.models.family_table import configured_model
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.available import check_budget
@@ -31,7 +31,7 @@ def check_model(config: EngineConfig) -> None:
     folder = config.model
     check_folder(folder)
     try:
-        model = read_config(folder, config.dtype, config.ssm_dtype)
+        model = configured_model(config)
         check_weights(model, Checkpoint(folder))
         Tokenizer.from_folder(folder)
         ChatTemplate.from_folder(folder)

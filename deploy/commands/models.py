@@ -60,7 +60,9 @@ def _layers(config: ModelConfig) -> str:
 
 
 def _state(config: ModelConfig) -> str:
-    """Describe the memory that a request takes in bfloat16, with SSM states in float32."""
+    """Describe the memory that a request takes in bfloat16, with SSM states in float32. Native
+    kernels keep the windows of convolutions in float32 too, which is not counted.
+    """
     state = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype).state_bytes
     token = PageLayout(config.attention, 1, config.dtype).token_bytes
     return f"{state:,} bytes of state a request, {token:,} bytes of KV a token, in bfloat16"

@@ -20,7 +20,7 @@ from baton.engine.loading.weights import (
     WeightSource,
 )
 from baton.engine.models.decoder import Decoder
-from baton.engine.models.family_table import FAMILIES, read_config
+from baton.engine.models.family_table import FAMILIES, configured_model
 from baton.engine.models.scope import Scope
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
@@ -45,7 +45,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
         return load_part(config, Shard(), SingleComm(), progress)
     check_ranks(config)
     check_gpus(config)
-    whole = read_config(config.model, config.dtype, config.ssm_dtype)
+    whole = configured_model(config)
     divided_model(whole, config.tp)
     threads = max(1, torch.get_num_threads() // config.tp)
     torch.set_num_threads(threads)
@@ -78,7 +78,7 @@ def load_part(
     progress is called with (bytes loaded, bytes in all). Raises ConfigError for a folder or a
     configuration that cannot work, WeightsError for weights that do not fit it.
     """
-    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    model = configured_model(config)
     device = device_of(config.device)
     if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
         raise ConfigError(
@@ -98,7 +98,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     any. Raises ConfigError where what the device has free does not suffice.
     """
     device = device_of(config.device)
-    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    model = configured_model(config)
     part = divided_model(model, config.tp, weight_format=config.weight_format)
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free)

@@ -41,7 +41,8 @@ _PAGED = (Mixer.ATTENTION, Mixer.MLA)
 class DTypes:
     """The dtypes of a model. Set by the engine's options."""
 
-    activations: torch.dtype  # of weights and activations, KV and conv state
+    activations: torch.dtype  # of weights, activations and KV
+    conv: torch.dtype
     ssm: torch.dtype
 
 
@@ -130,7 +131,7 @@ def model_config(
         mamba_chunk_size=chunk_size,
         eos_token_ids=_eos_token_ids(fields, folder),
         dtype=dtypes.activations,
-        conv_dtype=dtypes.activations,
+        conv_dtype=dtypes.conv,
         ssm_dtype=dtypes.ssm,
         raw=dict(fields.raw),
         query_heads=fields.integer("num_attention_heads", 0, minimum=0) if attention else 0,

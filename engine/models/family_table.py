@@ -29,7 +29,7 @@ from baton.engine.models.families import (
 )
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
-from baton.engine.settings.config import ModelConfig
+from baton.engine.settings.config import EngineConfig, ModelConfig
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.model_type: module.FAMILY
@@ -95,10 +95,21 @@ def _right(named: Family | None, built: Family) -> str:
     return f"{right}, and model_type {named.model_type!r} with {' or '.join(named.architectures)}"
 
 
-def read_config(folder: Path, dtype: torch.dtype, ssm_dtype: torch.dtype) -> ModelConfig:
+def configured_model(config: EngineConfig) -> ModelConfig:
+    """Read the configuration of the model that an engine of these options runs."""
+    return read_config(config.model, config.dtype, config.ssm_dtype, config.conv_dtype)
+
+
+def read_config(
+    folder: Path,
+    dtype: torch.dtype,
+    ssm_dtype: torch.dtype,
+    conv_dtype: torch.dtype | None = None,
+) -> ModelConfig:
     """Read the configuration in a Hugging Face model folder.
 
-    dtype: of weights, activations, KV and conv state; ssm_dtype: of the SSM state in the pool.
+    dtype: of weights, activations and KV; ssm_dtype, conv_dtype: of the states in the pool. None:
+    `dtype`
     """
     fields = read_fields(folder)
     if fields.has("quantization_config"):
@@ -107,4 +118,5 @@ def read_config(folder: Path, dtype: torch.dtype, ssm_dtype: torch.dtype) -> Mod
             f"{fields.where}: the weights are quantised ({method}); give a checkpoint in float32 "
             "or bfloat16, which --weight-format int8 rounds to 8 bits at load"
         )
-    return family_of(fields).read(fields, folder, DTypes(dtype, ssm_dtype))
+    dtypes = DTypes(dtype, conv_dtype or dtype, ssm_dtype)
+    return family_of(fields).read(fields, folder, dtypes)

@@ -133,6 +133,14 @@ class EngineConfig:
     mamba_full_memory_ratio: float | None = None
 
     @property
+    def conv_dtype(self) -> torch.dtype:
+        """The dtype of the windows of convolutions. Native kernels convolve float32 inputs: if the
+        window were rounded, a prompt would have other bits wherever it is cut.
+        """
+        native = self.device == "cpu" and self.kernels is KernelChoice.AUTO
+        return torch.float32 if native else self.dtype
+
+    @property
     def window(self) -> int:
         """Tokens that a step computes of a request that decodes, at most."""
         if self.speculative_algorithm is SpeculativeAlgorithm.OFF:

@@ -33,6 +33,7 @@ def test_two_equal_workers_agree() -> None:
         (fingerprint(dtype="bfloat16"), {"dtype"}),
         (fingerprint(chunk_size=32), {"chunk_size"}),
         (fingerprint(replace(SLOTS, ssm_dtype=torch.bfloat16)), {"ssm_dtype", "slot_layout"}),
+        (fingerprint(replace(SLOTS, conv_dtype=torch.float32)), {"conv_dtype", "slot_layout"}),
         (fingerprint(replace(SLOTS, layers=SLOTS.layers[::-1])), {"slot_layout"}),
         (fingerprint(pages=replace(PAGES, page_size=16)), {"page_size", "page_layout"}),
         (fingerprint(pages=replace(PAGES, dtype=torch.float16)), {"kv_dtype", "page_layout"}),
