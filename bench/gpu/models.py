@@ -241,6 +241,9 @@ class DeviceWeights:
     def holds(self, name: str) -> bool:
         return False
 
+    def differs(self, name: str, other: str) -> bool:
+        return False
+
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         if len(shape) < 2:
             return self._small.tensor(name, shape, part)

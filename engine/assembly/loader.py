@@ -18,6 +18,7 @@ from baton.engine.loading.weights import (
     DummyWeights,
     Progress,
     WeightSource,
+    held_names,
 )
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, configured_model
@@ -99,7 +100,8 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     """
     device = device_of(config.device)
     model = configured_model(config)
-    part = divided_model(model, config.tp, weight_format=config.weight_format)
+    held = () if config.load_format is LoadFormat.DUMMY else held_names(model.folder)
+    part = divided_model(model, config.tp, weight_format=config.weight_format, held=held)
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free)
     if device.type != "cpu" and plan.budget_bytes > free:
@@ -196,15 +198,18 @@ def divided_model(
     size: int,
     rank: int = 0,
     weight_format: WeightFormat = WeightFormat.MODEL,
+    held: Container[str] = (),
 ) -> Decoder:
     """Compose the part of the model that rank `rank` of `size` runs, of tensors without data.
+
+    held: as of declared_weights. A head that is held beside a tied embedding is counted.
 
     Raises ConfigError for a model that so many ranks cannot divide, with the numbers that can.
     """
     meta = torch.device("meta")
 
     def build(ranks: int) -> Decoder:
-        source, shard = DeclaredWeights(), Shard(min(rank, ranks - 1), ranks)
+        source, shard = DeclaredWeights(held), Shard(min(rank, ranks - 1), ranks)
         return build_model(config, source, meta, shard, weight_format=weight_format)
 
     try:

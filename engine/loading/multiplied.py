@@ -23,6 +23,9 @@ class MultipliedWeights:
     def holds(self, name: str) -> bool:
         return self._source.holds(name)
 
+    def differs(self, name: str, other: str) -> bool:
+        return self._source.differs(name, other)
+
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         own = self._source.tensor(name, shape, part)
         inside = name.partition(".layers.")[2].partition(".")[2]

@@ -6,6 +6,7 @@ the whole model before any of it is read, and every fault is named at once.
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -23,6 +24,8 @@ from baton.engine.loading.weight_part import WHOLE, WeightPart
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _NAMED_AT_MOST = 20
+_COMPARED_ROWS = 1024  # of two tensors at once
+_log = logging.getLogger(__name__)
 
 # Called with (bytes loaded, bytes in all) as tensors are loaded.
 Progress = Callable[[int, int], None]
@@ -33,6 +36,12 @@ class WeightSource(Protocol):
     def holds(self, name: str) -> bool:
         """Return true if there is a tensor of that name. Checkpoints spell some tensors in several
         ways.
+        """
+        ...
+
+    def differs(self, name: str, other: str) -> bool:
+        """Return true if there is a tensor of that name whose values are not those of `other`,
+        both as the source has them.
         """
         ...
 
@@ -60,6 +69,10 @@ class DeclaredWeights:
     def holds(self, name: str) -> bool:
         return name in self._held
 
+    def differs(self, name: str, other: str) -> bool:
+        """Return true if the checkpoint has the tensor: names alone do not tell its values."""
+        return name in self._held
+
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         self.shapes[name] = shape
         return part.of(torch.empty(shape, device="meta"))
@@ -77,6 +90,10 @@ class DummyWeights:
 
     def holds(self, name: str) -> bool:
         """Return false: any spelling will do."""
+        return False
+
+    def differs(self, name: str, other: str) -> bool:
+        """Return false: there is no tensor but those that are asked for."""
         return False
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
@@ -129,6 +146,31 @@ class Checkpoint:
     def holds(self, name: str) -> bool:
         return name in self._files
 
+    def differs(self, name: str, other: str) -> bool:
+        """Compare two tensors, whatever their dtypes; log that they differ."""
+        if name not in self._files:
+            return False
+        first, second = (self._files[n].tensor(n) for n in (name, other))
+        wide = torch.promote_types(first.dtype, second.dtype)
+        same = first.shape == second.shape and all(
+            torch.equal(ours.to(wide), theirs.to(wide))
+            for ours, theirs in zip(
+                torch.split(first, _COMPARED_ROWS), torch.split(second, _COMPARED_ROWS), strict=True
+            )
+        )
+        if same:
+            self._count(name)
+        else:
+            _log.warning(
+                "%s holds a %s that differs from %s, to which its config.json ties it; both are "
+                "used as they are",
+                self.folder,
+                name,
+                other,
+            )
+        self.release(name)
+        return not same
+
     def check(self, required: Mapping[str, Shape], ignored: Iterable[str] = ()) -> None:
         """Compare with what the model needs; raises one WeightsError that names every fault.
 
@@ -163,15 +205,27 @@ class Checkpoint:
         self._total = sum(self._files[name].entries[name].nbytes for name in required)
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
-        file = self._files[name]
-        self._loaded += file.entries[name].nbytes
-        if self._progress is not None:
-            self._progress(self._loaded, self._total)
-        found = file.tensor(name, part)
+        self._count(name)
+        found = self._files[name].tensor(name, part)
         return found if part.spans else found.view(shape)
 
     def release(self, name: str) -> None:
         self._files[name].release(name)
+
+    def _count(self, name: str) -> None:
+        """Note that `name` is read to its end."""
+        self._loaded += self._files[name].entries[name].nbytes
+        if self._progress is not None:
+            self._progress(self._loaded, self._total)
+
+
+def held_names(folder: Path) -> Container[str]:
+    """Return the names of the tensors in `folder`, by the headers of its files; none where it has
+    no weights. Raises WeightsError.
+    """
+    if not any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
+        return ()
+    return Checkpoint(folder).names
 
 
 def _listed(what: str, names: list[str]) -> str:

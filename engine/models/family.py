@@ -15,7 +15,7 @@ from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
-from baton.engine.models.layers.vocabulary import Embedding, Head
+from baton.engine.models.layers.vocabulary import HEAD, Embedding, Head
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
 
@@ -59,7 +59,7 @@ class Family:
     """One model family: how to read its config.json, and how to compose its layers.
 
     ignored: patterns of tensors that its checkpoints may hold and that are not used; those of
-    every family are a head saved beside the embedding that it is tied to, and rotary frequencies.
+    every family are rotary frequencies.
     {} in one is the number of layers: layers past the last guess further tokens, which nothing
     here asks for.
     aliases: other model_types that mean this family.
@@ -73,7 +73,7 @@ class Family:
     build: Build
     layers: str  # what they are, in a few words
     verified: tuple[str, ...] = ("fp32", "bf16")
-    ignored: tuple[str, ...] = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
     aliases: tuple[str, ...] = ()
     more_architectures: tuple[str, ...] = ()  # others of its models
 
@@ -185,11 +185,12 @@ def decoder(
     """Build a decoder of `blocks` between the embedding and the last norm that are called so, and
     the head.
 
-    tied: true if head and embedding are one where the config does not say. zero_centred: as of
-    Norm.
+    tied: true if head and embedding are one where the config does not say. Where the checkpoint
+    holds a head of other values, they are two. zero_centred: as of Norm.
     """
     hidden = config.hidden_size
     tied = Fields(config.raw, "config.json").flag("tie_word_embeddings", tied)
+    tied = tied and not scope.differs(HEAD, f"{embedding}.weight")
     table = Embedding(scope, embedding, config.vocab_size, hidden, multiplied=tied)
     return Decoder(
         config,

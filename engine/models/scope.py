@@ -55,6 +55,10 @@ class Scope:
         """Return true if the source has a tensor of that name."""
         return self.source.holds(self.prefix + name)
 
+    def differs(self, name: str, other: str) -> bool:
+        """Return true if the source has a tensor `name` of other values than tensor `other`."""
+        return self.source.differs(self.prefix + name, self.prefix + other)
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the whole of a tensor of `shape`, on every rank."""
         return self.part(name, shape, (), dtype=dtype)

@@ -91,5 +91,5 @@ FAMILY = Family(
     partial(read, "deepseek_v3"),
     partial(build, router=_router),
     "latent attention; MLP, experts",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "model.layers.{}.*"),
+    ignored=("*.rotary_emb.inv_freq", "model.layers.{}.*"),
 )

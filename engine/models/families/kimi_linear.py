@@ -143,5 +143,5 @@ FAMILY = Family(
     _read,
     _build,
     "Kimi delta attention, latent attention; MLP, experts",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "model.layers.{}.*"),
+    ignored=("*.rotary_emb.inv_freq", "model.layers.{}.*"),
 )

@@ -138,5 +138,5 @@ FAMILY = Family(
     _read,
     _build,
     "Mamba-2, attention, MLP, experts",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "mtp.*"),
+    ignored=("*.rotary_emb.inv_freq", "mtp.*"),
 )

@@ -39,7 +39,7 @@ FAMILY = Family(
     _read,
     _build,
     "gated delta net, gated attention; MLP, experts",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "mtp.*", "model.visual.*"),
+    ignored=("*.rotary_emb.inv_freq", "mtp.*", "model.visual.*"),
     aliases=("qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     more_architectures=(
         "Qwen3_5ForConditionalGeneration",

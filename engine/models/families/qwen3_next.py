@@ -134,5 +134,5 @@ FAMILY = Family(
     _read,
     _build,
     "gated delta net, gated attention; MLP, experts",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "mtp.*"),
+    ignored=("*.rotary_emb.inv_freq", "mtp.*"),
 )

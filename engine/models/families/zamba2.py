@@ -224,5 +224,5 @@ FAMILY = Family(
     _read,
     _build,
     "Mamba-2; attention and MLP that layers share",
-    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "model.layers.*.shared_transformer.*"),
+    ignored=("*.rotary_emb.inv_freq", "model.layers.*.shared_transformer.*"),
 )

@@ -32,6 +32,9 @@ class Embedding:
         return self.comm.all_reduce(self.kernels.embedding(ids, self.table, self.own))
 
 
+HEAD = "lm_head.weight"
+
+
 class Head:
     """The logits of each token of the vocabulary, times `factor`."""
 
@@ -46,7 +49,7 @@ class Head:
         self.widths = [vocab.places_of(rank, size) for rank in range(size)]
         self.weight = embedding.table
         if not tied:
-            self.weight = scope.product("lm_head.weight", (vocab.units, hidden), (vocab,))
+            self.weight = scope.product(HEAD, (vocab.units, hidden), (vocab,))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute logits. x: [L, hidden] -> [L, vocab] float32 on rank 0; on others, the part of

@@ -153,6 +153,9 @@ class CountedReads:
     def holds(self, name: str) -> bool:
         return False
 
+    def differs(self, name: str, other: str) -> bool:
+        return False
+
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> torch.Tensor:
         counts = self.reads.setdefault(name, torch.zeros(shape, dtype=torch.int32))
         for view in part.views(counts):
