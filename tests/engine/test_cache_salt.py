@@ -154,12 +154,17 @@ def test_a_hand_over_leaves_the_prompt_under_its_salt_on_both_sides(seeded: rand
     assert sent == {"a": 0, "b": 0, "again": whole}
 
 
-def test_a_reservation_is_adopted_by_a_request_of_its_salt_alone(seeded: random.Random) -> None:
+@pytest.mark.parametrize(
+    ("salt", "other"), [(s, o) for s in SALTS for o in SALTS if s != o], ids=lambda s: s.hex()[:4]
+)
+def test_a_reservation_is_adopted_by_a_request_of_its_salt_alone(
+    seeded: random.Random, salt: bytes, other: bytes
+) -> None:
     target = make_engine(tickets=1)
     prompt = random_prompt(seeded, 20, 20)
-    reservation = target.reserve("a", len(prompt), token_key(prompt), salt=ADA)
+    reservation = target.reserve("a", len(prompt), token_key(prompt), salt=salt)
     assert reservation is not None
-    spec = RequestSpec("a", prompt, greedy(4), output_ids=(1,), cache_salt=BOB)
+    spec = RequestSpec("a", prompt, greedy(4), output_ids=(1,), cache_salt=other)
     with pytest.raises(RequestError, match="another cache salt"):
         target.adopt(spec, reservation)
     target.reservations.abandon(reservation)

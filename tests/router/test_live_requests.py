@@ -1,13 +1,18 @@
 """Tests of the prompt and output ids that the next attempt of a request is given."""
 
+from array import array
+
+import pytest
+
 from baton.api.backend import GenerateRequest
-from baton.core.cache_salt import SALT_BYTES, make_salt
+from baton.core.cache_salt import SALT_BYTES, SHARED, make_salt
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.router.request_times import RequestTimes
 from baton.router.sessions.live_requests import LiveRequest
+from baton.text.prefix_digest import PromptPrefixes
 
 
 def live(*output_ids: int) -> LiveRequest:
@@ -19,6 +24,19 @@ def test_the_next_prefill_reads_all_but_the_last_token_which_is_its_answer() -> 
     assert list(live(8, 9).prefixes.token_ids) == [5, 6, 7, 8]
     assert list(live(8).prefixes.token_ids) == [5, 6, 7]
     assert list(live().prefixes.token_ids) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("output_ids", [(), (8,), (8, 9)])
+def test_every_attempt_looks_under_the_salt_of_its_request(output_ids: tuple[int, ...]) -> None:
+    salts = [make_salt("ada"), make_salt("bob"), SHARED]
+    digests = set()
+    for salt in salts:
+        request = GenerateRequest("r", tuple(range(9)), SamplingParams(), cache_salt=salt)
+        attempt = LiveRequest(request, RequestTimes(0.0), output_ids=list(output_ids))
+        read = [*range(9), *output_ids[:-1]]
+        assert attempt.prefixes.digests([8]) == PromptPrefixes(array("I", read), salt).digests([8])
+        digests.update(attempt.prefixes.digests([8]))
+    assert len(digests) == len(salts)
 
 
 def test_all_ids_are_the_prompt_and_what_the_client_has() -> None:
