@@ -21,6 +21,7 @@ from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
+from baton.text.conversation import Message
 from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.reply_parser import find_reasoning_format
@@ -65,8 +66,8 @@ class TextService:
         self.tokenizer = tokenizer
         self.template = template
         self.table = TokenTable(tokenizer)
-        self.reasoning = find_reasoning_format(template.source or "")
-        self.tools = find_tool_format(template.source or "")
+        self.reasoning = find_reasoning_format(template.source)
+        self.tools = find_tool_format(template.source)
         self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )
@@ -123,7 +124,7 @@ class TextService:
 
     async def encode_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -147,7 +148,8 @@ class TextService:
             )
             return prompt, self.reasoning is not None and self.reasoning.begun_in(prompt)
 
-        size = size_of((messages, tools, variables), INLINE_CHARS)
+        texts = [text for message in messages for text in message.texts()]
+        size = size_of((texts, tools, variables), INLINE_CHARS)
         prompt, thinking = await self._run(render, size, "messages")
         if not prompt:
             raise invalid("messages", "messages make an empty prompt by the chat template")

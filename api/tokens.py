@@ -11,7 +11,8 @@ from baton.api.backend import Backend, ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
-from baton.api.openai.chat_schema import Message, Tool, template_message
+from baton.api.openai.messages import Messages
+from baton.api.openai.tools import Tools
 from baton.api.prepared import Prepared
 from baton.api.request_body import BodyReader
 from baton.api.text_service import TextService, check_ids, served_model
@@ -27,11 +28,11 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: ListOf[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None  # None: True for a prompt, False for messages
     return_token_strs: bool | None = None
     add_generation_prompt: bool = True
-    tools: ListOf[Tool] | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     async def prepare(
@@ -67,11 +68,10 @@ class TokenizeBody(Body):
                 "add_special_tokens",
                 "the chat template writes the special tokens of messages itself; leave it out",
             )
-        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
         prompt = await text.encode_chat(
-            [template_message(message) for message in self.messages or ()],
+            self.messages or (),
             add_generation_prompt=self.add_generation_prompt,
-            tools=tools or None,
+            tools=self.tools or None,
             variables=self.chat_template_kwargs,
         )
         return prompt.ids

@@ -8,6 +8,7 @@ documentation of chat templates.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,38 +19,65 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from baton.text.conversation import Message
 from baton.text.errors import ChatTemplateError, TokenizerFileError
 from baton.text.model_folder import read_json_object, read_text
 from baton.text.special_tokens import read_special_tokens
+from baton.text.template_messages import template_messages
+from baton.text.template_traits import PROBED_TOOL, probe
 
 _MARK = "\ue000\ue7c5\uf8ff"
-"""Characters of Unicode's private use: templates neither strip nor change them."""
+"""Characters of Unicode's private use: templates do not change them. A space follows, which
+templates that trim messages take away."""
 # What a template can raise when the messages lack what it reads.
-_RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,  # jinja's filter `dictsort`, of a text
+    RecursionError,
+)
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""The names of templates that are chosen, as transformers chooses: the second where there are
+tools."""
+_MORE_TEMPLATES = "additional_chat_templates"
 
 
 class ChatTemplate:
-    """A compiled template. `source` is None if the checkpoint has none; `render` then raises."""
+    """The compiled templates of a checkpoint, by name. `render` raises if there is none."""
 
     def __init__(
         self,
-        source: str | None,
+        source: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.source = source
+        """source: the only template, or templates by name."""
+        named = {DEFAULT: source} if isinstance(source, str) else dict(source or {})
         self._special_tokens = dict(special_tokens or {})
-        self._template = None if source is None else _compile(source, now)
+        chosen = {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named}
+        self._others = sorted(named.keys() - chosen.keys())
+        self._templates = {
+            name: _Compiled(text, self._special_tokens, now) for name, text in chosen.items()
+        }
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "ChatTemplate":
-        """Read chat_template.jinja, or else tokenizer_config.json's `chat_template`, if present."""
+        """Read the folder's templates: those of files, or else of tokenizer_config.json."""
         folder = Path(folder)
-        return cls(_find_source(folder), read_special_tokens(folder).by_name)
+        return cls(_find_sources(folder), read_special_tokens(folder).by_name)
+
+    @property
+    def source(self) -> str:
+        """Return the template of conversations with tools; an empty text if there is none."""
+        found = self._templates.get(TOOL_USE) or self._templates.get(DEFAULT)
+        return "" if found is None else found.source
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -61,54 +89,107 @@ class ChatTemplate:
         continue_final_message: the prompt ends with the last message's text, so that the answer
         goes on with it. Raises ChatTemplateError.
         """
-        if self._template is None:
-            raise ChatTemplateError(
-                "this model has no chat template (neither chat_template.jinja nor chat_template "
-                "in tokenizer_config.json); use the completions endpoint with a whole prompt"
-            )
+        template = self._chosen(tools is not None)
+        given = _with_mark(messages) if continue_final_message else messages
         names = {
-            **self._special_tokens,
             **(variables or {}),
-            "messages": _with_mark(messages) if continue_final_message else messages,
+            "messages": template_messages(given, template.traits),
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            prompt = self._template.render(names)
+            prompt = template.render(names)
         except _RENDER_ERRORS as err:
             raise ChatTemplateError(
                 f"the chat template refused these messages: {type(err).__name__}: {err}"
             ) from err
         return _up_to_mark(prompt) if continue_final_message else prompt
 
+    def _chosen(self, tools: bool) -> "_Compiled":
+        found = self._templates.get(TOOL_USE) if tools else None
+        found = found or self._templates.get(DEFAULT)
+        if found is not None:
+            return found
+        if self._templates or self._others:
+            names = ", ".join(sorted([*self._templates, *self._others]))
+            raise ChatTemplateError(
+                f"this model has no chat template of the name {DEFAULT}, only {names}"
+            )
+        raise ChatTemplateError(
+            "this model has no chat template (neither chat_template.jinja nor chat_template "
+            "in tokenizer_config.json); use the completions endpoint with a whole prompt"
+        )
 
-def _with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+
+class _Compiled:
+    """One template, and what it accepts."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]
+    ) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
+        self._template = _compile(source, now)
+        self.traits = probe(self._attempt)
+
+    def render(self, names: Mapping[str, Any]) -> str:
+        return self._template.render({**self._special_tokens, **names})
+
+    def _attempt(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        names = {"messages": messages, "tools": [PROBED_TOOL], "add_generation_prompt": True}
+        try:
+            return self.render(names)
+        except _RENDER_ERRORS:
+            return None
+
+
+def _with_mark(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with a mark at the end of the last one's text."""
-    said = messages[-1].get("content") if messages else None
-    if not isinstance(said, str) or not said.strip():
+    parts = messages[-1].parts if messages else ()
+    if not parts or not parts[-1].strip():
         raise ChatTemplateError("the last message has no text to continue; give it some content")
-    return [*messages[:-1], {**messages[-1], "content": said + _MARK}]
+    marked = (*parts[:-1], f"{parts[-1]}{_MARK} ")
+    return [*messages[:-1], replace(messages[-1], parts=marked)]
 
 
 def _up_to_mark(prompt: str) -> str:
+    """Return the prompt before the mark. A template that trims the message has taken the mark's
+    space away, and would have taken the text's."""
     end = prompt.rfind(_MARK)
     if end < 0:
         raise ChatTemplateError("the chat template changes the last message: nothing can follow it")
-    return prompt[:end]
+    kept = prompt.startswith(" ", end + len(_MARK))
+    return prompt[:end] if kept else prompt[:end].rstrip()
 
 
-def _find_source(folder: Path) -> str | None:
+def _find_sources(folder: Path) -> Mapping[str, str]:
+    """Return the folder's templates by name. Files go before the config, even if none of them is
+    the default, as in transformers."""
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path)
-    path = folder / "tokenizer_config.json"
-    found = read_json_object(path).get("chat_template")
-    if isinstance(found, list):  # several by name
-        by_name = {entry.get("name"): entry.get("template") for entry in found}
-        found = by_name.get("default")
-    if found is None or isinstance(found, str):
-        return found
-    raise TokenizerFileError(f"{path}: chat_template is a {type(found).__name__}; expected text")
+    found = {DEFAULT: read_text(path)} if path.is_file() else {}
+    for more in sorted((folder / _MORE_TEMPLATES).glob("*.jinja")):
+        found[more.stem] = read_text(more)
+    return found or _sources_in(folder / "tokenizer_config.json")
+
+
+def _sources_in(config: Path) -> Mapping[str, str]:
+    given = read_json_object(config).get("chat_template")
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {DEFAULT: given}
+    found: dict[str, str] = {}
+    for entry in given if isinstance(given, list) else [given]:
+        name, text = (
+            (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else ("", 0)
+        )
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TokenizerFileError(
+                f"{config}: chat_template is a {type(given).__name__}; expected text, or a list of "
+                "templates with names"
+            )
+        found[name] = text
+    return found
 
 
 def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:

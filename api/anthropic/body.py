@@ -86,13 +86,16 @@ class ConversationBody(Body):
 
         more: further fields of that body.
         """
+        messages = conversation_of(self.system, self.messages)
+        last = messages[-1] if messages else None
         choice = self.tool_choice
         parallel = None if choice is None else not choice.disable_parallel_tool_use
         return make_body(
             ChatBody,
             {
                 "model": self.model,
-                "messages": conversation_of(self.system, self.messages),
+                "messages": messages,
+                "continue_final_message": last is not None and last.can_go_on,
                 "tools": [_chat_tool(i, tool) for i, tool in enumerate(self.tools or ())] or None,
                 "tool_choice": _chat_choice(choice),
                 "parallel_tool_calls": parallel,

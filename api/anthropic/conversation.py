@@ -1,35 +1,41 @@
-"""The messages of `/v1/messages` as a conversation that chat templates read."""
+"""The messages of `/v1/messages`, read into the normal form of a conversation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from baton.api.errors import refused, shorten
+from baton.text.conversation import CallArguments, Message, PastCall, text_of_part, without_empty
 
 Block = Mapping[str, Any]
-ChatMessage = dict[str, Any]
+_BILLING = "x-anthropic-billing-header:"
+"""The beginning of Claude Code's first system block. It has a new hash in each request, before all
+that a cached prefix could begin with."""
+_ERROR = "Error: "
+"""The beginning of a failed tool's result: templates have no place for `is_error`."""
 
 
 def conversation_of(
     system: str | Sequence[Block] | None, messages: Sequence[Block]
-) -> list[ChatMessage]:
-    """Return the messages in the form of chat completions. Raises `ApiError`."""
-    found: list[ChatMessage] = []
-    text = _text_of(system, "system") if system is not None else ""
-    if text:
-        found.append({"role": "system", "content": text})
+) -> tuple[Message, ...]:
+    """Return the normal form of the messages. Raises `ApiError`."""
+    found: list[Message] = []
+    if system is not None:
+        texts = [text for text in _texts(system, "system") if not text.startswith(_BILLING)]
+        if texts:
+            found.append(Message("system", tuple(texts)))
     for number, message in enumerate(messages):
         found += _converted(message, f"messages.{number}")
-    return found
+    return tuple(found)
 
 
-def _converted(message: Block, where: str) -> Iterator[ChatMessage]:
+def _converted(message: Block, where: str) -> Iterator[Message]:
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
         yield _turn(content, f"{where}.content")
     elif role == "user":
         yield from _of_user(content, f"{where}.content")
     elif role == "system":
-        yield {"role": "system", "content": _text_of(content, f"{where}.content")}
+        yield Message("system", _texts(content, f"{where}.content"))
     else:
         raise refused(
             f"{where}.role",
@@ -37,45 +43,50 @@ def _converted(message: Block, where: str) -> Iterator[ChatMessage]:
         )
 
 
-def _of_user(content: Any, where: str) -> Iterator[ChatMessage]:
+def _of_user(content: object, where: str) -> Iterator[Message]:
     """Yield the results of tools, each a message of its own, and then the user's text."""
-    texts = []
+    texts: list[str] = []
+    results = 0
     for block, place in _blocks(content, where):
         if block.get("type") == "tool_result":
-            given = block.get("content")
-            yield {
-                "role": "tool",
-                "tool_call_id": _string(block, "tool_use_id", place),
-                "content": "" if given is None else _text_of(given, f"{place}.content"),
-            }
+            results += 1
+            yield _result(block, place)
         else:
             texts.append(_text(block, place))
-    if texts:
-        yield {"role": "user", "content": "".join(texts)}
+    if texts or not results:
+        yield Message("user", without_empty(texts))
 
 
-def _turn(content: Any, where: str) -> ChatMessage:
-    message: ChatMessage = {"role": "assistant", "content": ""}
+def _result(block: Block, where: str) -> Message:
+    content = block.get("content")
+    parts = () if content is None else _texts(content, f"{where}.content")
+    if block.get("is_error") is True:
+        parts = (_ERROR + "".join(parts[:1]), *parts[1:])
+    return Message("tool", parts, more={"tool_call_id": _string(block, "tool_use_id", where)})
+
+
+def _turn(content: object, where: str) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[PastCall] = []
     for block, place in _blocks(content, where):
         match block.get("type"):
             case "tool_use":
                 arguments = block.get("input")
-                if not isinstance(arguments, dict):
+                if not isinstance(arguments, dict | str | None):
                     raise refused(f"{place}.input", f"{place}.input: expected an object")
-                function = {"name": _string(block, "name", place), "arguments": arguments}
-                call = {"id": _string(block, "id", place), "type": "function", "function": function}
-                message.setdefault("tool_calls", []).append(call)
+                name, of_call = _string(block, "name", place), _string(block, "id", place)
+                calls.append(PastCall(name, CallArguments.of(arguments), of_call))
             case "thinking":
-                thoughts = _string(block, "thinking", place)
-                message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
+                thoughts.append(_string(block, "thinking", place))
             case "redacted_thinking":  # no server but the one that wrote it can read it
                 continue
             case _:
-                message["content"] += _text(block, place)
-    return message
+                texts.append(_text(block, place))
+    return Message("assistant", without_empty(texts), "".join(thoughts), tuple(calls))
 
 
-def _blocks(content: Any, where: str) -> Iterator[tuple[Block, str]]:
+def _blocks(content: object, where: str) -> Iterator[tuple[Block, str]]:
     """Yield the blocks of a content with their places. A string is one block of text."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}, where
@@ -86,18 +97,19 @@ def _blocks(content: Any, where: str) -> Iterator[tuple[Block, str]]:
         yield block, f"{where}.{number}"
 
 
-def _text_of(content: Any, where: str) -> str:
-    return "".join(_text(block, place) for block, place in _blocks(content, where))
+def _texts(content: object, where: str) -> tuple[str, ...]:
+    return without_empty([_text(block, place) for block, place in _blocks(content, where)])
 
 
 def _text(block: Block, where: str) -> str:
-    if block.get("type") != "text":
+    text = text_of_part(block)
+    if text is None:
         raise refused(
             f"{where}.type",
             f"{where} is a block of type {shorten(repr(block.get('type')))}; this server reads "
             "text, thinking, tool_use and tool_result",
         )
-    return _string(block, "text", where)
+    return text
 
 
 def _string(block: Block, name: str, where: str) -> str:

@@ -1,48 +1,22 @@
 """The body of `POST /v1/chat/completions`."""
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from typing import Any, ClassVar, Self
 
 from baton.api.backend import ModelInfo
 from baton.api.body import ListOf
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.messages import Messages
 from baton.api.openai.prediction import Prediction
 from baton.api.openai.tool_choice import ToolRule, tool_rule
+from baton.api.openai.tools import Tools
 from baton.api.prepared import Prepared
 from baton.api.schema import SamplingBody
-from baton.api.text_parts import CONTENT, text_content
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
 from baton.api.truncation import most_tokens, truncated
-
-_CONTENT = {"anyOf": [*CONTENT["anyOf"], {"type": "null"}]}
-
-
-class Message(BaseModel):
-    """A chat message. Other fields (`name`, `tool_call_id`, ...) reach the template unchanged."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    role: str
-    content: Annotated[str | None, BeforeValidator(text_content), WithJsonSchema(_CONTENT)] = None
-
-
-class ToolFunction(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    type: Literal["function"]
-    function: ToolFunction
+from baton.text.conversation import Message
 
 
 class ChatBody(SamplingBody):
@@ -50,11 +24,11 @@ class ChatBody(SamplingBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.CHAT
 
-    messages: ListOf[Message]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: ListOf[Tool] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
@@ -93,8 +67,7 @@ class ChatBody(SamplingBody):
 
     def tool_rule(self) -> ToolRule | None:
         """Return what the answer may call; None: no tool. Raises `ApiError`."""
-        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
-        return tool_rule(tools, self.tool_choice, self.parallel_tool_calls)
+        return tool_rule(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
     @property
     def generation_prompt(self) -> bool:
@@ -127,7 +100,7 @@ class ChatBody(SamplingBody):
         self.room(ids, model)
         predicted = array("i", await self.predicted(text, model))
         none: dict[str, Any] = {
-            "messages": [Message(role="user")],
+            "messages": (Message("user"),),
             "documents": None,
             "chat_template_kwargs": None,
         }
@@ -149,7 +122,7 @@ class ChatBody(SamplingBody):
                 "which forces them",
             )
         return await text.encode_chat(
-            self.template_messages(),
+            self.messages,
             add_generation_prompt=self.generation_prompt,
             continue_final_message=self.continue_final_message,
             add_special_tokens=self.add_special_tokens,
@@ -173,27 +146,3 @@ class ChatBody(SamplingBody):
             param="messages",
             limit_param=self.answer_tokens_field,
         )
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        """Return the messages as templates read them. Fields that were left out stay out."""
-        return [template_message(message) for message in self.messages]
-
-
-def template_message(message: Message) -> dict[str, Any]:
-    """Return a message for the template, with the arguments of tool calls parsed from JSON text."""
-    found = message.model_dump(exclude_unset=True)
-    calls = found.get("tool_calls")
-    if isinstance(calls, list):
-        found["tool_calls"] = [_with_object(call) for call in calls]
-    return found
-
-
-def _with_object(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError) as error:
-        raise refused("messages", f"the arguments of a tool call are no JSON: {error}") from error
-    return call | {"function": function | {"arguments": arguments}}

@@ -9,15 +9,14 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body
 from baton.api.errors import invalid
 from baton.api.fields.field_table import FieldPlace
-from baton.api.text_parts import CONTENT, text_content
+from baton.api.openai.messages import CONTENT, read_content
 from baton.api.text_service import TextService
 
 
 def _some_text(value: Any) -> Any:
-    text = text_content(value)
-    if text is None:
+    if value is None:
         raise ValueError("expected a string or a list of text parts")
-    return text
+    return "".join(read_content(value, "prediction.content"))
 
 
 class Prediction(Body):

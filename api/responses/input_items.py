@@ -1,51 +1,59 @@
-"""The input of `/v1/responses` as a conversation that chat templates read."""
+"""The input of `/v1/responses`, read into the normal form of a conversation."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton.api.errors import refused, shorten
+from baton.text.conversation import (
+    SYSTEM_ROLES,
+    CallArguments,
+    Message,
+    PastCall,
+    text_of_part,
+    without_empty,
+)
 
-_TEXTS = ("input_text", "output_text", "text")
-_SYSTEM = ("system", "developer")
 Item = Mapping[str, Any]
-MessageJson = dict[str, Any]
 
 
-def messages_of(given: str | Sequence[Item], instructions: str | None) -> list[MessageJson]:
+def messages_of(given: str | Sequence[Item], instructions: str | None) -> tuple[Message, ...]:
     """Return the messages of a conversation. Raises `ApiError` for an item that is not one.
 
     Reasoning, text and calls of one turn of the model, which are items of their own, become one
-    message. System messages at the beginning are joined: templates expect at most one.
+    message.
     """
     items: Sequence[Item] = given if not isinstance(given, str) else [{"content": given}]
-    messages: list[MessageJson] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
+    messages = [Message("system", (instructions,))] if instructions else []
     for number, item in enumerate(items):
         _add(messages, item, f"input.{number}")
-    return messages
+    return tuple(messages)
 
 
-def _add(messages: list[MessageJson], item: Item, where: str) -> None:
+def _add(messages: list[Message], item: Item, where: str) -> None:
     match item.get("type", "message"):
         case "message":
             _add_message(messages, item, where)
         case "function_call":
-            function = {"name": _text(item, "name", where)}
-            function["arguments"] = _text(item, "arguments", where)
-            call = {"id": _text(item, "call_id", where), "type": "function", "function": function}
-            _turn(messages).setdefault("tool_calls", []).append(call)
+            call = PastCall(
+                _text(item, "name", where),
+                CallArguments.of(item.get("arguments")),
+                _text(item, "call_id", where),
+            )
+            turn = _turn(messages)
+            messages[-1] = replace(turn, calls=(*turn.calls, call))
         case "function_call_output":
             content = _content(item.get("output"), f"{where}.output")
-            call_id = _text(item, "call_id", where)
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            more = {"tool_call_id": _text(item, "call_id", where)}
+            messages.append(Message("tool", content, more=more))
         case "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            thoughts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-            text = "".join(each for each in thoughts if isinstance(each, str))
-            if text:
+            texts = [
+                text_of_part(part) for part in item.get("content") or item.get("summary") or ()
+            ]
+            thoughts = "".join(text for text in texts if text is not None)
+            if thoughts:
                 turn = _turn(messages)
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+                messages[-1] = replace(turn, reasoning=turn.reasoning + thoughts)
         case kind:
             raise refused(
                 where,
@@ -54,19 +62,16 @@ def _add(messages: list[MessageJson], item: Item, where: str) -> None:
             )
 
 
-def _add_message(messages: list[MessageJson], item: Item, where: str) -> None:
+def _add_message(messages: list[Message], item: Item, where: str) -> None:
     role = item.get("role", "user")
     content = _content(item.get("content"), f"{where}.content")
     if role == "assistant":
         turn = _turn(messages)
-        turn["content"] = turn["content"] + content
+        messages[-1] = replace(turn, parts=turn.parts + content)
     elif role == "user":
-        messages.append({"role": "user", "content": content})
-    elif role in _SYSTEM:
-        if len(messages) == 1 and messages[0]["role"] == "system":
-            messages[0]["content"] += "\n\n" + content
-        else:
-            messages.append({"role": "system", "content": content})
+        messages.append(Message("user", content))
+    elif role in SYSTEM_ROLES:
+        messages.append(Message("system", content))
     else:
         raise refused(
             f"{where}.role",
@@ -74,10 +79,10 @@ def _add_message(messages: list[MessageJson], item: Item, where: str) -> None:
         )
 
 
-def _turn(messages: list[MessageJson]) -> MessageJson:
+def _turn(messages: list[Message]) -> Message:
     """Return the last message if it is the model's, else a new one."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+    if not messages or messages[-1].role != "assistant":
+        messages.append(Message("assistant"))
     return messages[-1]
 
 
@@ -88,21 +93,23 @@ def _text(item: Item, name: str, where: str) -> str:
     return value
 
 
-def _content(value: Any, where: str) -> str:
-    """Return the text of a content. Raises `ApiError` for parts that are no text."""
+def _content(value: object, where: str) -> tuple[str, ...]:
+    """Return the texts of a content. Raises `ApiError` for parts that are no text."""
     if isinstance(value, str):
-        return value
+        return without_empty([value])
+    if value is None:
+        return ()
     if not isinstance(value, list):
         raise refused(where, f"{where}: expected a string or a list of text parts")
-    texts = []
+    texts: list[str] = []
     for part in value:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if kind in _TEXTS else None
-        if not isinstance(text, str):
+        text = text_of_part(part)
+        if text is None:
+            kind = part.get("type") if isinstance(part, Mapping) else None
             raise refused(
                 where,
                 f"{where} has a part of type {shorten(repr(kind))}; expected input_text or "
                 "output_text: this server reads no others",
             )
         texts.append(text)
-    return "".join(texts)
+    return without_empty(texts)

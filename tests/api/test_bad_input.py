@@ -134,8 +134,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-        "messages",
-        "no JSON",
+        "messages.0.tool_calls.0.function",
+        "the name of a tool",
     ),
     ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "json_schema"),
     (
@@ -161,15 +161,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         },
         "response_format",
         "objct",
-    ),
-    (
-        {
-            "messages": [
-                {"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 9_000}}]}
-            ]
-        },
-        "messages",
-        "the arguments of a tool call are no JSON",
     ),
     ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
     ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),

@@ -23,6 +23,12 @@ TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type
 CHAT_TOOL = {"type": "function", "function": TOOL}
 ANTHROPIC_TOOL = {"name": "f", "input_schema": TOOL["parameters"]}
 FORCED = {"tools": [CHAT_TOOL], "tool_choice": "required"}
+SENT_BACK = [
+    *HELLO,
+    {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
+    {"role": "tool", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+    {"role": "developer", "content": "be brief"},
+]
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hello world", "echo": True, "seed": 3, "stop": ["x", "y"]}),
     ("/v1/completions", {"prompt": "hello world", "echo": True, "logprobs": 1, "max_tokens": 2}),
@@ -37,6 +43,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
         "/v1/chat/completions",
         {"messages": HELLO, "prediction": {"type": "content", "content": "hello world"}},
     ),
+    ("/v1/chat/completions", {"messages": SENT_BACK}),
     ("/v1/responses", {"input": "hello", "instructions": "be brief", "max_output_tokens": 4}),
     ("/v1/responses", {"input": [{"role": "user", "content": "hello"}], "stream": True}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": "be brief"}),

@@ -11,6 +11,7 @@ from baton.core.errors import ApiError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
+from baton.text.conversation import CallArguments, Message, PastCall
 from baton.text.errors import GrammarBusyError, GrammarError, TextError
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_i
     service = TextService(tokenizer, ChatTemplate("{{ messages[0].content }}"))
     long = "word " * INLINE_CHARS
     ids = await service.encode(long)
-    chat = (await service.encode_chat([{"role": "user", "content": long}])).ids
+    chat = (await service.encode_chat([Message("user", (long,))])).ids
     await service.encode("short")
     service.close()
     assert tokenizer.decode(ids) == tokenizer.decode(chat) == long
@@ -48,10 +49,14 @@ async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_i
 async def test_tools_and_their_calls_count_as_long_as_they_are() -> None:
     tokenizer = WatchedTokenizer()
     service = TextService(tokenizer, ChatTemplate("{{ messages | tojson }} {{ tools | tojson }}"))
-    long = {"type": "function", "function": {"name": "f", "arguments": "x" * INLINE_CHARS}}
-    await service.encode_chat([{"role": "assistant", "content": None, "tool_calls": [long]}])
-    await service.encode_chat([{"role": "user", "content": "hi"}], tools=[long])
-    await service.encode_chat([{"role": "user", "content": "hi"}])
+    long = "x" * INLINE_CHARS
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    hello = [Message("user", ("hi",))]
+    await service.encode_chat(
+        [Message("assistant", calls=(PastCall("f", CallArguments.of(long)),))]
+    )
+    await service.encode_chat(hello, tools=[tool])
+    await service.encode_chat(hello)
     service.close()
     here = threading.current_thread()
     assert [thread is here for thread in tokenizer.threads] == [False, False, True]
@@ -60,7 +65,7 @@ async def test_tools_and_their_calls_count_as_long_as_they_are() -> None:
 async def test_an_error_on_a_thread_is_the_callers_error_too() -> None:
     service = TextService(WatchedTokenizer(), ChatTemplate(None))
     with pytest.raises(ApiError, match="no chat template") as caught:
-        await service.encode_chat([{"role": "user", "content": "x" * 2 * INLINE_CHARS}])
+        await service.encode_chat([Message("user", ("x" * 2 * INLINE_CHARS,))])
     assert caught.value.param == "messages"
     service.close()
 

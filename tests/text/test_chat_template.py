@@ -8,12 +8,13 @@ import pytest
 import toy_tokenizer
 
 from baton.text.chat_template import ChatTemplate
+from baton.text.conversation import Message
 from baton.text.errors import ChatTemplateError, TokenizerFileError
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO = [Message("user", ("hello",))]
 
 
-def rendered(source: str, messages: list[dict[str, str]] | None = None) -> str:
+def rendered(source: str, messages: list[Message] | None = None) -> str:
     template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2024, 2, 29))
     return template.render(HELLO if messages is None else messages)
 
@@ -91,19 +92,21 @@ def test_a_template_that_does_not_compile_is_refused_at_start() -> None:
 )
 def test_a_last_message_can_be_continued(said: str, kept: str) -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content.lstrip() }}</s>{% endfor %}<x>"
-    messages = [{"role": "user", "content": "so far x"}, {"role": "assistant", "content": said}]
+    messages = [Message("user", ("so far x",)), Message("assistant", (said,))]
     prompt = ChatTemplate(source).render(messages, continue_final_message=True)
     assert prompt == f"<user>so far x</s><assistant>{kept}"
 
 
-def test_a_template_that_strips_messages_keeps_the_space_that_the_answer_follows() -> None:
+def test_a_template_that_trims_messages_loses_the_space_at_the_end() -> None:
     source = "{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}"
-    messages = [{"role": "assistant", "content": " so far "}]
-    assert ChatTemplate(source).render(messages, continue_final_message=True) == "[so far "
+    messages = [Message("assistant", (" so far ",))]
+    assert ChatTemplate(source).render(messages, continue_final_message=True) == "[so far"
 
 
-@pytest.mark.parametrize("said", [None, "", " ", "HELLO"])
-def test_a_last_message_without_text_or_one_that_is_changed_cannot_be(said: str | None) -> None:
+@pytest.mark.parametrize("said", [(), (" ",), ("HELLO", " "), ("HELLO",)])
+def test_a_last_message_without_text_or_one_that_is_changed_cannot_be(
+    said: tuple[str, ...],
+) -> None:
     template = ChatTemplate("{{ messages[-1].content[:5] }}")
     with pytest.raises(ChatTemplateError, match="last message"):
-        template.render([{"role": "assistant", "content": said}], continue_final_message=True)
+        template.render([Message("assistant", said)], continue_final_message=True)
