@@ -1,6 +1,6 @@
 """The base of all request bodies and of the objects in them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from baton.api.fields.field_table import FieldPlace
-from baton.api.fields.request_fields import UnknownFields, given_fields, labels_in
+from baton.api.fields.request_fields import FieldCheck, given_fields, labels_in
 from baton.api.prepared import Prepared
 
 T = TypeVar("T")
@@ -42,11 +42,23 @@ class Body(BaseModel):
 
     _prepared: Prepared | None = PrivateAttr(default=None)
     _labels: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def labels(self) -> Mapping[str, str]:
         """Return the fields that its call's log line, span and dump have; see `labels_in`."""
         return self._labels
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the names of what was left out of the request."""
+        return self._ignored
+
+    def with_ignored(self, names: Iterable[str]) -> Self:
+        """Return the body with the names of what was left out."""
+        made = self.model_copy()
+        made._ignored = tuple(names)
+        return made
 
     @property
     def prepared(self) -> Prepared | None:
@@ -66,8 +78,8 @@ class Body(BaseModel):
     ) -> Self:
         if not isinstance(data, dict):
             return handler(data)
-        policy = info.context or UnknownFields.REFUSE
-        made = handler(given_fields(data, cls.place, _names(cls), policy))
+        check = info.context or FieldCheck()
+        made = handler(given_fields(data, cls.place, _names(cls), check))
         if labels := labels_in(data, cls.place):
             made._labels = labels
         return made

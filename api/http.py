@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from baton.api.access.access import guard_routes
 from baton.api.access.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.access.client_limits import MAX_BODY_BYTES
+from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.access.key_gate import KeyGate
 from baton.api.access.room_guard import guard_room
@@ -21,6 +22,7 @@ from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
 from baton.api.disconnect import ClientGone
+from baton.api.fields.ignored import IGNORED_HEADER
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.openai.chat import ChatEndpoint
 from baton.api.openai.chat_turn import ChatTurns
@@ -36,7 +38,7 @@ from baton.api.tokens import TokenEndpoints
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
-EXPOSED = ["retry-after", HEADER, *RATE_LIMIT_HEADERS]
+EXPOSED = ["retry-after", HEADER, IGNORED_HEADER, *RATE_LIMIT_HEADERS]
 """The headers of replies that pages of `--cors-origin` may read."""
 
 
@@ -54,18 +56,20 @@ def make_app(
     metrics: Callable[[], MetricsPage] | None = None,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
-    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    unknown_fields: UnknownFields = UnknownFields.WARN,
     more_routes: Sequence[BaseRoute] = (),
     browsers: BrowserPolicy | None = None,
     keys: KeyGate | None = None,
     calls: CallLog | None = None,
+    metrics_of_clients: ClientMetrics | None = None,
 ) -> Starlette:
     """Return the application with all endpoints; failures have OpenAI's error body.
 
     more_routes: endpoints that only one kind of server has. The caller closes what it passes
     in. browsers: which pages may call; None: those of the server's own address.
-    keys: None serves everybody. calls: None logs no call. Raises ConfigError for a route without
-    a scope.
+    keys: None serves everybody. calls: None logs no call.
+    metrics_of_clients: where parts of requests that are left out are counted. Raises ConfigError
+    for a route without a scope.
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies)
@@ -98,7 +102,7 @@ def make_app(
         guard_routes(routes, keys)
     return Starlette(
         routes=routes,
-        middleware=_middleware(browsers or BrowserPolicy(), calls),
+        middleware=_middleware(browsers or BrowserPolicy(), calls, metrics_of_clients),
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,
@@ -109,9 +113,11 @@ def make_app(
     )
 
 
-def _middleware(browsers: BrowserPolicy, calls: CallLog | None) -> list[Middleware]:
+def _middleware(
+    browsers: BrowserPolicy, calls: CallLog | None, metrics: ClientMetrics | None
+) -> list[Middleware]:
     """Return what each request passes first, in order."""
-    layers = [Middleware(RequestIds, calls), Middleware(BrowserGuard, browsers)]
+    layers = [Middleware(RequestIds, calls, metrics), Middleware(BrowserGuard, browsers)]
     if browsers.cors_origins:
         layers.append(
             Middleware(

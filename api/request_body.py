@@ -11,6 +11,7 @@ from baton.api.backend import Backend
 from baton.api.call_log import record_in
 from baton.api.deadline import Deadline
 from baton.api.disconnect import unless_disconnected
+from baton.api.fields.ignored import keep_ignored
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
@@ -32,7 +33,7 @@ class BodyReader:
     max_bytes: int
     backend: Backend
     large: LargeRequests | None  # None: every body is parsed here
-    unknown: UnknownFields = UnknownFields.REFUSE
+    unknown: UnknownFields = UnknownFields.WARN
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
         """Return the body. A large one has no prompts, but what was `prepared` of them. Its labels
@@ -41,6 +42,7 @@ class BodyReader:
         Raises `ApiError` that names what is wrong with it, and `ClientGone`.
         """
         body = await self._read(request, kind)
+        keep_ignored(request.scope, body.ignored)
         if body.labels and (record := record_in(request.scope)) is not None:
             record.labels = body.labels
         return body

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.api.access.client_metrics import ClientMetrics
 from baton.api.call_log import QUIET, CallLog, keep_record
 from baton.api.errors import ANTHROPIC_PATH, shorten
+from baton.api.fields.ignored import IGNORED_HEADER, ignored_in, ignored_value
 from baton.api.replies import error_response
 from baton.api.requests import new_request_id
 from baton.core.error_codes import ErrorCode
@@ -22,16 +24,21 @@ MAX_PATH_CHARS = 128
 
 
 class RequestIds:
-    """An ASGI application that gives each request an id, which its reply has in the header.
+    """An ASGI application that gives each request an id, which its reply has in the header, beside
+    the names of what was left out of it.
 
     The id is the client's, or 32 hex digits. A client's id that is not 1 to 128 visible ASCII
     characters is answered with 400: it would stand in logs.
     """
 
-    def __init__(self, app: ASGIApp, calls: CallLog | None = None) -> None:
-        """calls: where each request is logged; None: nowhere."""
+    def __init__(
+        self, app: ASGIApp, calls: CallLog | None = None, metrics: ClientMetrics | None = None
+    ) -> None:
+        """calls: where each request is logged; None: nowhere. metrics: where what is left out of
+        requests is counted."""
         self._app = app
         self._calls = calls
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +62,10 @@ class RequestIds:
                 headers[HEADER] = found
                 if scope["path"].startswith(ANTHROPIC_PATH):
                     headers["request-id"] = found  # where Anthropic's clients look for it
+                if names := ignored_in(scope):
+                    headers[IGNORED_HEADER] = ignored_value(names)
+                    if self._metrics is not None:
+                        self._metrics.ignored(names)
             await send(message)
 
         app = error_response(_invalid(given or ""), scope["path"]) if wrong else self._app

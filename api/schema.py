@@ -9,7 +9,7 @@ from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
 from baton.api.fields.field_table import FieldPlace
-from baton.api.fields.request_fields import REFUSED, UnknownFields
+from baton.api.fields.request_fields import REFUSED, FieldCheck, UnknownFields
 from baton.api.requests import checked_sampling
 from baton.api.structured import (
     ResponseFormat,
@@ -32,10 +32,12 @@ def parse_body(
     kind: type[BodyT], raw: bytes, unknown: UnknownFields = UnknownFields.REFUSE
 ) -> BodyT:
     """Parse the body. Raises `ApiError` INVALID_REQUEST that names the field."""
+    check = FieldCheck(unknown)
     try:
-        return kind.model_validate_json(raw, context=unknown)
+        body = kind.model_validate_json(raw, context=check)
     except ValidationError as err:
         raise _first_complaint(err) from err
+    return body.with_ignored(check.ignored) if check.ignored else body
 
 
 def make_body(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:

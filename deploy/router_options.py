@@ -113,9 +113,9 @@ def unknown_fields_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option for fields of requests that nobody knows."""
     return click.option(
         "--unknown-fields", type=click.Choice([u.value for u in UnknownFields]),
-        default=UnknownFields.REFUSE.value, show_default=True,
-        help="Fields of an HTTP request that are not in docs/requests.md: answered with 400, "
-        "ignored with a line in the log, or ignored.",
+        default=UnknownFields.WARN.value, show_default=True,
+        help="Fields of an HTTP request that are not in docs/requests.md: answered with 400; left "
+        "out and named, but answered with 400 if they look misspelt; or left out.",
     )(command)  # fmt: skip
 
 

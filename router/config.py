@@ -44,7 +44,7 @@ class RouterConfig:
     # How much longer one key's requests may make a decode step of the others'; 0: without bound.
     key_slowdown: float = KEY_SLOWDOWN
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
-    unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
+    unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     incremental_streaming_output: bool = False  # /generate streams send new text only

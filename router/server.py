@@ -193,6 +193,7 @@ class RouterServer:
                 ),
                 keys=keys,
                 calls=calls,
+                metrics_of_clients=client_metrics,
             ),
             config.host,
             config.http_port,

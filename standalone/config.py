@@ -19,7 +19,7 @@ class LocalConfig:
     grpc_port: int = 0
     served_model_name: str | None = None  # None: the folder's name
     incremental_streaming_output: bool = False  # of /generate: only new text
-    unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
+    unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     client_tls: CertificateFiles | None = None  # None: in the clear

@@ -186,6 +186,7 @@ class LocalWorker:
             browsers=clients.browsers,
             keys=keys,
             calls=calls,
+            metrics_of_clients=guard.metrics,
         )
         return HttpServer(app, clients.host, clients.http_port, self._owner, tls, guard)
 

@@ -1,11 +1,14 @@
 """The metrics of the ports that clients reach."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.api.access.client_limits import Refusal
+from baton.api.fields.field_table import FIELDS, FieldClass
+
+_KNOWN = {field.name for field in FIELDS if field.kind is FieldClass.EXTRA}
 
 
 class ClientMetrics:
@@ -37,6 +40,12 @@ class ClientMetrics:
             [*own, "key", "cap"],
             registry=keys or registry,
         )
+        self._ignored = Counter(
+            f"baton_{component}_ignored_fields",
+            "Requests with a field or tool that was left out; other is a name that nobody knows.",
+            [*own, "field"],
+            registry=registry,
+        )
         connections = Gauge(
             f"baton_{component}_http_connections", "Open HTTP connections of clients.", **common
         )
@@ -52,6 +61,11 @@ class ClientMetrics:
     def key_refused(self, key: str, cap: str) -> None:
         """Count a request that a cap of an API key refused."""
         self._key_refusals.labels(**self._own, key=key, cap=cap).inc()
+
+    def ignored(self, names: Iterable[str]) -> None:
+        """Count what was left out of a request, by names of the table of fields alone."""
+        for name in {name if name in _KNOWN else "other" for name in names}:
+            self._ignored.labels(**self._own, field=name).inc()
 
     def refused(self, reason: Refusal) -> None:
         self._refusals[reason].inc()

@@ -1,15 +1,16 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from baton.api.anthropic.conversation import conversation_of
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused, shorten
 from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.request_fields import FieldCheck, UnknownFields
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.schema import make_body
@@ -28,6 +29,31 @@ class MessagesTool(Body):
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    input_examples: list[Any] | None = None
+    allowed_callers: list[Any] | None = None
+
+
+def _clients_tools(given: object, info: ValidationInfo) -> object:
+    """Leave out the tools that only Anthropic knows or runs, or refuse them. They have fields of
+    their own."""
+    check = info.context or FieldCheck()
+    if not isinstance(given, list):
+        return given
+    kept = []
+    for number, tool in enumerate(given):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind is None or kind == "custom":
+            kept.append(tool)
+        elif check.policy is UnknownFields.REFUSE or not isinstance(kind, str):
+            raise refused(
+                f"tools.{number}.type",
+                f"tools.{number} has type {shorten(repr(kind))}; expected 'custom': this server "
+                "runs no tools of its own",
+            )
+        else:
+            check.leave_out(f"tools[{kind}]")
+    return kept
 
 
 class MessagesToolChoice(Body):
@@ -74,7 +100,7 @@ class ConversationBody(Body):
     model: str | None = None
     messages: ListOf[dict[str, Any]]
     system: str | ListOf[dict[str, Any]] | None = None
-    tools: ListOf[MessagesTool] | None = None
+    tools: Annotated[ListOf[MessagesTool] | None, BeforeValidator(_clients_tools)] = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -96,7 +122,7 @@ class ConversationBody(Body):
                 "model": self.model,
                 "messages": messages,
                 "continue_final_message": last is not None and last.can_go_on,
-                "tools": [_chat_tool(i, tool) for i, tool in enumerate(self.tools or ())] or None,
+                "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
                 "tool_choice": _chat_choice(choice),
                 "parallel_tool_calls": parallel,
                 "response_format": self._format(),
@@ -177,13 +203,7 @@ class MessagesBody(ConversationBody):
         )
 
 
-def _chat_tool(number: int, tool: MessagesTool) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise refused(
-            f"tools.{number}.type",
-            f"tools.{number} has type {shorten(repr(tool.type))}; expected 'custom': this server "
-            "runs no tools of its own",
-        )
+def _chat_tool(tool: MessagesTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

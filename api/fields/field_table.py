@@ -44,11 +44,13 @@ class FieldClass(StrEnum):
     WORKS = "works"
     LABEL = "label"  # accepted with any value that is listed, or any at all; changes no token
     NEUTRAL = "neutral"  # only the values that ask for nothing; any other is refused
+    EXTRA = "extra"  # as NEUTRAL, but any other value is left out: it changes no answer's text
 
 
 @dataclass(frozen=True)
 class RequestField:
-    """One row. `values`: what a LABEL or NEUTRAL field may say; none for a LABEL: anything."""
+    """One row. `values`: what a field of another class than WORKS may say; none for a LABEL:
+    anything."""
 
     name: str
     places: tuple[FieldPlace, ...]
@@ -58,7 +60,7 @@ class RequestField:
     carried: bool = False  # it goes into the call's log line, span and dump
 
     def takes(self, value: object) -> bool:
-        """Return True if a field of class LABEL or NEUTRAL may have this value."""
+        """Return True if a field of another class than WORKS may have this value."""
         if self.kind is FieldClass.LABEL:
             return not self.values or value in self.values
         return value in self.values or value in ("", [], {})
@@ -106,6 +108,12 @@ def _neutral(places: tuple[FieldPlace, ...], names: str, *values: object) -> Ite
         yield RequestField(name, places, FieldClass.NEUTRAL, "not supported", values)
 
 
+def _extra(places: tuple[FieldPlace, ...], names: str, *values: object) -> Iterator[RequestField]:
+    for name in names.split():
+        yield RequestField(name, places, FieldClass.EXTRA, "not supported", values)
+
+
+_NO_STATE = "not supported, as {} are not stored here: send the whole conversation"
 FIELDS: tuple[RequestField, ...] = (
     # The prompt.
     *_works(_COMPLETIONS, "prompt", "one prompt or several, as text or token ids"),
@@ -240,26 +248,30 @@ FIELDS: tuple[RequestField, ...] = (
     # What this server lacks.
     *_neutral(_COMPLETIONS, "suffix prompt_embeds"),
     *_neutral(_CHAT, "modalities", ["text"]),
-    *_neutral(_CHAT, "audio web_search_options moderation functions task chat_template"),
+    *_neutral(_CHAT, "audio functions chat_template"),
+    *_extra(_CHAT, "web_search_options moderation task"),
     *_neutral(_CHAT, "function_call", "auto", "none"),
-    *_neutral(_CHAT, "input_ids max_dynamic_patch min_dynamic_patch reasoning"),
-    *_neutral(_CHAT, "echo use_audio_in_video return_token_ids return_meta_info", False),
-    *_neutral(_CHAT, "include_reasoning stream_reasoning", True),
-    *_neutral(_CHAT, "mm_processor_kwargs media_io_kwargs return_prompt_text", False),
-    *_neutral(_OPENAI, "use_beam_search watermarking return_tokens_as_token_ids", False),
-    *_neutral(_OPENAI, "return_token_offsets return_cached_tokens_details", False),
+    *_neutral(_CHAT, "input_ids"),
+    *_neutral(_CHAT, "echo", False),
+    *_extra(_CHAT, "max_dynamic_patch min_dynamic_patch reasoning"),
+    *_extra(_CHAT, "use_audio_in_video return_token_ids return_meta_info", False),
+    *_extra(_CHAT, "include_reasoning stream_reasoning", True),
+    *_extra(_CHAT, "mm_processor_kwargs media_io_kwargs return_prompt_text", False),
+    *_neutral(_OPENAI, "use_beam_search watermarking", False),
+    *_extra(_OPENAI, "return_tokens_as_token_ids", False),
+    *_extra(_OPENAI, "return_token_offsets return_cached_tokens_details", False),
     *_neutral(_OPENAI, "length_penalty", 1),
     *_neutral(_OPENAI, "thinking_token_budget", -1),
-    *_neutral(_OPENAI, "routed_experts_prompt_start", 0),
+    *_extra(_OPENAI, "routed_experts_prompt_start", 0),
     *_neutral(_OPENAI, "logprob_token_ids repetition_detection guided_whitespace_pattern"),
     *_neutral(_OPENAI, "kv_transfer_params ec_transfer_params vllm_xargs structural_tag"),
     *_neutral(_OPENAI, "ngram_corpus_id"),
     *_neutral((*_OPENAI, FieldPlace.SAMPLING), "custom_params"),
     *_neutral(_SAMPLING, "structural_tag"),
     *_neutral(_SAMPLING_OF_OPENAI, "beam_width", 1),
-    *_neutral(_EVERY_REQUEST, "return_hidden_states return_routed_experts", False),
-    *_neutral(_EVERY_REQUEST, "return_prompt_token_ids", False),
-    *_neutral(_EVERY_REQUEST, "routed_experts_start_len", 0),
+    *_extra(_EVERY_REQUEST, "return_hidden_states return_routed_experts", False),
+    *_extra(_EVERY_REQUEST, "return_prompt_token_ids", False),
+    *_extra(_EVERY_REQUEST, "routed_experts_start_len", 0),
     *_neutral(_EVERY_REQUEST, "lora_path session_params custom_logit_processor images_config"),
     *_neutral(_EVERY_REQUEST, "bootstrap_host bootstrap_port bootstrap_room"),
     *_neutral(_EVERY_REQUEST, "disagg_prefill_dp_rank"),
@@ -270,17 +282,24 @@ FIELDS: tuple[RequestField, ...] = (
     *_neutral(_GENERATE, "num_items_assigned max_dynamic_patch min_dynamic_patch"),
     *_neutral(_GENERATE, "image_max_dynamic_patch video_max_dynamic_patch"),
     *_neutral(_GENERATE, "multi_item_delimiter_indices"),
-    *_neutral(_GENERATE, "use_audio_in_video return_sampling_mask background", False),
-    *_neutral(_GENERATE, "return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64", False),
-    *_neutral(_GENERATE, "return_indexer_topk require_reasoning return_bytes", False),
-    *_neutral(_GENERATE, "return_entropy need_wait_for_mm_inputs", False),
-    *_neutral(_GENERATE, "log_metrics", True),
+    *_neutral(_GENERATE, "require_reasoning background", False),
+    *_extra(_GENERATE, "use_audio_in_video return_sampling_mask", False),
+    *_extra(_GENERATE, "return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64", False),
+    *_extra(_GENERATE, "return_indexer_topk return_bytes", False),
+    *_extra(_GENERATE, "return_entropy need_wait_for_mm_inputs", False),
+    *_extra(_GENERATE, "log_metrics", True),
     # OpenAI's Responses.
     *_works(_RESPONSES, "input instructions", "the conversation"),
     *_works(_RESPONSES, "tools", "functions, for the chat template; calls are found in the answer"),
     *_works(_RESPONSES, "text", "a grammar"),
     *_works(_RESPONSES, "reasoning", "variable of the chat template"),
-    *_works(_RESPONSES, "include", "message.output_text.logprobs: log probabilities of the answer"),
+    *_works(
+        _RESPONSES,
+        "include",
+        "message.output_text.logprobs: log probabilities of the answer; "
+        "reasoning.encrypted_content: the reasoning in a form that can be sent back",
+    ),
+    *_label(_RESPONSES, "client_metadata", "changes no answer"),
     *_carried(_RESPONSES, "user", "the id that /abort_request takes"),
     *_carried(
         _RESPONSES,
@@ -289,21 +308,25 @@ FIELDS: tuple[RequestField, ...] = (
         "changes no answer",
     ),
     *_carried(_RESPONSES, "service_tier", "changes no answer", "auto", "default"),
-    *_neutral(
-        _RESPONSES, "conversation prompt context_management access_programs moderation image"
-    ),
+    *_neutral(_RESPONSES, "prompt"),
+    *_extra(_RESPONSES, "context_management access_programs moderation image"),
     *_neutral(_RESPONSES, "background", False),
-    *_neutral(_RESPONSES, "truncation", "disabled"),
+    *_extra(_RESPONSES, "truncation", "disabled"),
     RequestField(
         "previous_response_id",
         _RESPONSES,
         FieldClass.NEUTRAL,
-        "not supported, as responses are not stored here: send the whole conversation in input",
+        _NO_STATE.format("responses") + " in input",
     ),
+    RequestField("conversation", _RESPONSES, FieldClass.NEUTRAL, _NO_STATE.format("conversations")),
     *_works((FieldPlace.RESPONSES_TEXT,), "format", "a grammar"),
     *_label((FieldPlace.RESPONSES_TEXT,), "verbosity", "changes no answer"),
     *_works((FieldPlace.RESPONSES_REASONING,), "effort", "variable of the chat template"),
-    *_label((FieldPlace.RESPONSES_REASONING,), "summary generate_summary", "changes no answer"),
+    *_label(
+        (FieldPlace.RESPONSES_REASONING,),
+        "summary generate_summary context mode",
+        "changes no answer",
+    ),
     *_label((FieldPlace.RESPONSES_STREAM,), "include_obfuscation", "changes no part"),
     # Anthropic's Messages.
     *_works(_CONVERSATION, "messages system", "the conversation"),
@@ -320,14 +343,20 @@ FIELDS: tuple[RequestField, ...] = (
     ),
     *_label(_CONVERSATION, "cache_control", "prefixes are cached by themselves"),
     *_carried(_MESSAGES, "service_tier", "changes no answer", "auto", "standard_only"),
-    *_neutral(_CONVERSATION, "user_profile_id workspace_id diagnostics mcp_servers"),
-    *_neutral(_CONVERSATION, "context_management"),
-    *_neutral(_CONVERSATION, "speed", "standard"),
-    *_neutral(_MESSAGES, "container inference_geo"),
+    *_extra(_CONVERSATION, "user_profile_id workspace_id diagnostics mcp_servers"),
+    *_extra(_CONVERSATION, "context_management"),
+    *_extra(_CONVERSATION, "speed", "standard"),
+    *_extra(_MESSAGES, "inference_geo"),
+    *_neutral(_MESSAGES, "container"),
+    RequestField("thread", _CONVERSATION, FieldClass.NEUTRAL, _NO_STATE.format("threads")),
     *_works((FieldPlace.MESSAGES_TOOL,), "name description input_schema", "the chat template"),
     *_works((FieldPlace.MESSAGES_TOOL,), "type", "custom; other types are Anthropic's services"),
     *_label((FieldPlace.MESSAGES_TOOL,), "cache_control", "prefixes are cached by themselves"),
-    *_label((FieldPlace.MESSAGES_TOOL,), "strict eager_input_streaming", "changes no answer"),
+    *_label(
+        (FieldPlace.MESSAGES_TOOL,),
+        "strict eager_input_streaming defer_loading input_examples allowed_callers",
+        "changes no answer",
+    ),
     *_works((FieldPlace.MESSAGES_CHOICE,), "type name", "a grammar that forces calls"),
     *_works(
         (FieldPlace.MESSAGES_CHOICE,),
@@ -335,7 +364,12 @@ FIELDS: tuple[RequestField, ...] = (
         "true: the answer has at most its first call",
     ),
     *_works((FieldPlace.MESSAGES_THINKING,), "type", "variable of the chat template"),
-    *_label((FieldPlace.MESSAGES_THINKING,), "budget_tokens display", "changes no answer"),
+    *_works(
+        (FieldPlace.MESSAGES_THINKING,),
+        "budget_tokens",
+        "most tokens of the reasoning, where the template has marks of it",
+    ),
+    *_label((FieldPlace.MESSAGES_THINKING,), "display", "changes no answer"),
     *_works((FieldPlace.MESSAGES_OUTPUT,), "format", "a grammar"),
     *_label((FieldPlace.MESSAGES_OUTPUT,), "effort", "changes no answer"),
     *_works((FieldPlace.MESSAGES_FORMAT,), "type schema", "a grammar"),

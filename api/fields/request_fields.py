@@ -1,8 +1,9 @@
-"""The check of a body's field names, before its values are read: nothing is ignored in silence."""
+"""The check of a body's field names, before its values are read: nothing is left out in silence."""
 
 import json
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 REFUSED = "request_field"
 """The type of the errors of this module, whose context has `field`, `why` and `expected`."""
 _COMPARED_CHARS = 64  # of a name that is nobody's, which may be a megabyte long
+_LONG = 6
 _NAMED = 256  # names that are logged, each once; a client may make up any number
 BY_PLACE: Mapping[FieldPlace, Mapping[str, RequestField]] = {
     place: {field.name: field for field in FIELDS if place in field.places} for place in FieldPlace
@@ -34,36 +36,55 @@ class UnknownFields(StrEnum):
     """The treatment of fields that nobody knows."""
 
     REFUSE = "refuse"
-    WARN = "warn"  # it is ignored, and named in the log once
-    IGNORE = "ignore"
+    WARN = "warn"  # left out and named; but refused if it looks like a misspelling
+    IGNORE = "ignore"  # left out, whatever it looks like
+
+
+@dataclass(frozen=True)
+class FieldCheck:
+    """The check of one body: the rule, and what was left out."""
+
+    policy: UnknownFields = UnknownFields.REFUSE
+    ignored: dict[str, None] = field(default_factory=dict)  # the names, in their order
+
+    def leave_out(self, name: str, place: FieldPlace | None = None) -> None:
+        """Note a field, or another part of the body, that is not read."""
+        inner = "" if place is None else place.value.partition(": ")[2]
+        shown = shorten(f"{inner}.{name}" if inner else name)
+        self.ignored[shown] = None
+        if self.policy is UnknownFields.WARN and shown not in _logged and len(_logged) < _NAMED:
+            _logged.add(shown)
+            log.warning("requests have a field that is not used here and is left out: %r", shown)
 
 
 _logged: set[str] = set()
 
 
 def given_fields(
-    data: Mapping[str, Any], place: FieldPlace | None, own: Collection[str], policy: UnknownFields
+    data: Mapping[str, Any], place: FieldPlace | None, own: Collection[str], check: FieldCheck
 ) -> dict[str, Any]:
     """Return those of a body's fields that its class reads. A null is the same as no field.
 
     place: None for a body that is not in the table; then `own` are all fields that it may have.
     own: the names that the class reads. Raises PydanticCustomError for a field that is unknown, or
-    known and not supported with its value.
+    known and not supported with its value. `check` says which of them are left out instead.
     """
     known = {} if place is None else BY_PLACE[place]
     kept: dict[str, Any] = {}
     for name, value in data.items():
         if value is None:
             if name not in known and name not in own:
-                _unknown(name, place, [*known, *own], policy)
+                _unknown(name, place, [*known, *own], check)
             continue
-        field = known.get(name)
-        if field is not None and field.kind is not FieldClass.WORKS and not field.takes(value):
-            raise _not_supported(field)
-        if name in own:
+        row = known.get(name)
+        if row is not None and row.kind is not FieldClass.WORKS and not row.takes(value):
+            if row.kind is not FieldClass.EXTRA or check.policy is UnknownFields.REFUSE:
+                raise _not_supported(row)
+            check.leave_out(name, place)
+        elif name in own:
             kept[name] = value
-        elif field is None:
-            _unknown(name, place, [*known, *own], policy)
+        elif row is None:
+            _unknown(name, place, [*known, *own], check)
     return kept
 
 
@@ -90,15 +111,37 @@ def _not_supported(field: RequestField) -> PydanticCustomError:
     return _refusal(field.name, f"{field.name} is {field.goes}; leave it out{neutral}", "nothing")
 
 
+def misspelt(name: str, known: Collection[str]) -> str | None:
+    """Return the known name that `name` looks like a misspelling of: one letter away, or two if it
+    has six letters or more."""
+    most = 1 if len(name) < _LONG else 2
+    return next((each for each in known if 0 < edits_between(name, each, most) <= most), None)
+
+
+def edits_between(one: str, other: str, most: int) -> int:
+    """Return the fewest letters to add, drop, change or swap; `most` + 1 if there are more."""
+    if abs(len(one) - len(other)) > most:
+        return most + 1
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        last, before, row = before, row, [i]
+        for j, each in enumerate(other, 1):
+            found = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != each))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == each:
+                found = min(found, last[j - 2] + 1)
+            row.append(found)
+    return min(row[-1], most + 1)
+
+
 def _unknown(
-    name: str, place: FieldPlace | None, known: Collection[str], policy: UnknownFields
+    name: str, place: FieldPlace | None, known: Collection[str], check: FieldCheck
 ) -> None:
-    shown = shorten(name)
-    if policy is UnknownFields.REFUSE:
-        raise _refusal(shown, *_advice(name, place, known))
-    if policy is UnknownFields.WARN and shown not in _logged and len(_logged) < _NAMED:
-        _logged.add(shown)
-        log.warning("requests have a field that is not known here and is ignored: %r", shown)
+    if check.policy is UnknownFields.REFUSE:
+        raise _refusal(shorten(name), *_advice(name, place, known))
+    near = misspelt(name, known) if check.policy is UnknownFields.WARN else None
+    if near is not None:
+        raise _refusal(shorten(name), f"unknown field; did you mean {near}?", near)
+    check.leave_out(name, place)
 
 
 def _advice(name: str, place: FieldPlace | None, known: Collection[str]) -> tuple[str, str]:

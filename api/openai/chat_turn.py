@@ -12,6 +12,7 @@ from baton.api.answers import AnswerDelta, stream_answers
 from baton.api.backend import Backend, ModelInfo, ThinkingBudget
 from baton.api.deadline import within
 from baton.api.errors import refused
+from baton.api.fields.ignored import keep_ignored
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.openai.tool_choice import ToolRule
 from baton.api.request_body import deadline_of, labels_of
@@ -23,7 +24,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.text.forced_calls import ForcedCallParser
-from baton.text.reply_parser import ReplyParser, TextPart
+from baton.text.reply_parser import ReasoningFormat, ReplyParser, TextPart
 from baton.text.tool_calls import CallMore, ToolCall, properties_of
 
 AnswerParser = ReplyParser | ForcedCallParser
@@ -95,8 +96,11 @@ class ChatTurns:
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         if predicted:
             requests = [replace(each, prediction_ids=predicted) for each in requests]
-        if thinking_tokens is not None and grammar is None:  # else there is no reasoning
-            budget = self._budget(thinking_tokens, prompt.thinking)
+        form = self.text.reasoning
+        if thinking_tokens is not None and form is None:
+            keep_ignored(request.scope, ["thinking.budget_tokens"])
+        elif thinking_tokens is not None and form is not None and grammar is None:
+            budget = self._budget(thinking_tokens, prompt.thinking, form)
             requests = [replace(each, thinking=budget) for each in requests]
         admit(request, requests)
         deltas = stream_answers(
@@ -107,14 +111,7 @@ class ChatTurns:
             model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
         )
 
-    def _budget(self, tokens: int, begun: bool) -> ThinkingBudget:
-        form = self.text.reasoning
-        if form is None:
-            raise refused(
-                "thinking.budget_tokens",
-                "this model's chat template has no marks of reasoning, so that it cannot be "
-                "bounded; leave budget_tokens out",
-            )
+    def _budget(self, tokens: int, begun: bool, form: ReasoningFormat) -> ThinkingBudget:
         closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
         return ThinkingBudget(tokens, begun, form.begin, form.end, tuple(closing))
 

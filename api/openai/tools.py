@@ -1,11 +1,12 @@
 """The tools of chat completions. Templates get them as they were sent, keys in their order."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from baton.api.errors import refused
+from baton.api.fields.request_fields import FieldCheck, UnknownFields
 from baton.api.openai.tool_choice import ToolJson
 
 _SCHEMA = {
@@ -28,20 +29,33 @@ _SCHEMA = {
 }
 
 
-def read_tools(given: object) -> list[ToolJson]:
-    """Return the tools of a body. Raises `ApiError`."""
+def read_tools(given: object, info: ValidationInfo) -> list[ToolJson]:
+    """Return the tools of a body. Those that a server would have to run are left out, if the rule
+    for unknown fields allows it. Raises `ApiError`."""
     if not isinstance(given, list):
         raise refused("tools", "tools: Input should be a valid array")
-    return [_tool(each, f"tools.{number}") for number, each in enumerate(given)]
+    check = info.context or FieldCheck()
+    found = [_tool(each, f"tools.{number}", check) for number, each in enumerate(given)]
+    return [tool for tool in found if tool is not None]
 
 
 Tools = Annotated[list[ToolJson], PlainValidator(read_tools), WithJsonSchema(_SCHEMA)]
 
 
-def _tool(given: object, where: str) -> ToolJson:
+def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
     if not isinstance(given, dict):
         raise refused(where, f"{where}: Input should be an object")
-    if given.get("type") != "function":
+    kind = given.get("type")
+    if kind == "custom" and isinstance(given.get("custom"), Mapping):
+        return _of_custom(given["custom"], f"{where}.custom")
+    if kind != "function":
+        if (
+            isinstance(kind, str)
+            and "function" not in given
+            and check.policy is not UnknownFields.REFUSE
+        ):
+            check.leave_out(f"tools[{kind}]")
+            return None
         raise refused(f"{where}.type", f"{where}.type: Input should be 'function'")
     function = given.get("function")
     if not isinstance(function, Mapping):
@@ -53,3 +67,15 @@ def _tool(given: object, where: str) -> ToolJson:
         place = f"{where}.function.parameters"
         raise refused(place, f"{place}: Input should be an object")
     return given
+
+
+def _of_custom(custom: Mapping[str, Any], where: str) -> ToolJson:
+    """Return a tool whose input is free text as a function, whose only argument that text is."""
+    name, description = custom.get("name"), custom.get("description")
+    if not isinstance(name, str):
+        raise refused(f"{where}.name", f"{where}.name: expected a string")
+    function: dict[str, Any] = {"name": name}
+    if isinstance(description, str):
+        function["description"] = description
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return {"type": "function", "function": function | {"parameters": schema}}

@@ -8,34 +8,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
-from baton.api.errors import refused, shorten
+from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
+from baton.api.responses.tools import ClientTools, flat_name
 from baton.api.schema import SamplingFields, make_body
 from baton.api.text_service import TextService
 from baton.core.errors import ApiError
 
 _LOGPROBS = "message.output_text.logprobs"
+_SEALED = "reasoning.encrypted_content"
 _FIELDS = {
     "messages": "input",
     "response_format": "text.format",
     "response_format.json_schema": "text.format.schema",
 }
 """Fields of chat completions that have another name here."""
-
-
-class ResponseTool(BaseModel):
-    """A function. Other types of tool are OpenAI's own services."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class TextFormat(BaseModel):
@@ -61,6 +51,8 @@ class ReasoningOptions(Body):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
 
 
 class ResponseStreamOptions(Body):
@@ -91,7 +83,7 @@ class ResponsesBody(SamplingFields):
     max_output_tokens: int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: ListOf[ResponseTool] | None = None
+    tools: ClientTools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -108,6 +100,7 @@ class ResponsesBody(SamplingFields):
     prompt_cache_options: dict[str, Any] | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
+    client_metadata: dict[str, Any] | None = None
 
     min_tokens: int = 0
     priority: int | None = None  # a larger value goes first; None: 0
@@ -116,20 +109,16 @@ class ResponsesBody(SamplingFields):
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def check(self) -> None:
-        """Refuse what this server lacks. Raises `ApiError`."""
-        for number, tool in enumerate(self.tools or ()):
-            if tool.type != "function" or tool.name is None:
-                raise refused(
-                    f"tools.{number}",
-                    f"tools.{number} has type {shorten(repr(tool.type))}; expected a function with "
-                    "a name: this server runs no tools of its own",
-                )
+    @property
+    def wants_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+
+    @property
+    def wants_sealed_reasoning(self) -> bool:
+        return _SEALED in (self.include or ())
 
     def chat_body(self) -> ChatBody:
         """Return the same request to chat completions. Raises `ApiError`."""
-        self.check()
-        logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
         own = (
             "min_tokens", "priority", "timeout", "routed_dp_rank", "cache_salt",
             "chat_template_kwargs",
@@ -141,9 +130,9 @@ class ResponsesBody(SamplingFields):
             "messages": messages_of(self.input, self.instructions),
             "max_completion_tokens": self.max_output_tokens,
             "user": self.user,
-            "logprobs": logprobs or None,
+            "logprobs": self.wants_logprobs or None,
             "top_logprobs": self.top_logprobs,
-            "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
+            "tools": [tool.function() for tool in self.tools or ()] or None,
             "tool_choice": _chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
@@ -190,21 +179,24 @@ def _as_sent(value: Any) -> Any:
     return value
 
 
-def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
-    function = tool.model_dump(exclude_unset=True, exclude={"type"})
-    return {"type": "function", "function": function}
-
-
 def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     """Return a choice in the form of chat completions, which puts names one level deeper."""
     if not isinstance(choice, dict):
         return choice
     kind = choice.get("type")
-    if kind == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind in ("function", "custom"):
+        return {"type": "function", "function": {"name": _chosen_name(choice)}}
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-        names = [each.get("name") if isinstance(each, dict) else None for each in choice["tools"]]
+        names = [_chosen_name(each) for each in choice["tools"]]
         tools = [{"type": "function", "function": {"name": name}} for name in names]
         allowed = {"mode": choice.get("mode"), "tools": tools}
         return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
+
+
+def _chosen_name(tool: object) -> str | None:
+    """Return the name that the model knows a tool by, from the client's choice of it."""
+    name = tool.get("name") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(name, str):
+        return None
+    return flat_name(name, tool.get("namespace"))

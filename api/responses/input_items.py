@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from baton.api.errors import refused, shorten
+from baton.api.responses.sealed_reasoning import unseal
+from baton.api.responses.tools import CUSTOM_INPUT, flat_name
 from baton.text.conversation import (
     SYSTEM_ROLES,
     CallArguments,
@@ -34,15 +36,18 @@ def _add(messages: list[Message], item: Item, where: str) -> None:
     match item.get("type", "message"):
         case "message":
             _add_message(messages, item, where)
-        case "function_call":
+        case "function_call" | "custom_tool_call" as kind:
+            arguments = item.get("arguments")
+            if kind == "custom_tool_call":
+                arguments = {CUSTOM_INPUT: _text(item, "input", where)}
             call = PastCall(
-                _text(item, "name", where),
-                CallArguments.of(item.get("arguments")),
+                flat_name(_text(item, "name", where), item.get("namespace")),
+                CallArguments.of(arguments),
                 _text(item, "call_id", where),
             )
             turn = _turn(messages)
             messages[-1] = replace(turn, calls=(*turn.calls, call))
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             content = _content(item.get("output"), f"{where}.output")
             more = {"tool_call_id": _text(item, "call_id", where)}
             messages.append(Message("tool", content, more=more))
@@ -51,6 +56,7 @@ def _add(messages: list[Message], item: Item, where: str) -> None:
                 text_of_part(part) for part in item.get("content") or item.get("summary") or ()
             ]
             thoughts = "".join(text for text in texts if text is not None)
+            thoughts = thoughts or unseal(item.get("encrypted_content"))
             if thoughts:
                 turn = _turn(messages)
                 messages[-1] = replace(turn, reasoning=turn.reasoning + thoughts)

@@ -12,10 +12,13 @@ from typing import Any
 from baton.api.openai.chat_turn import TurnParts
 from baton.api.requests import new_request_id
 from baton.api.responses.body import ResponsesBody
+from baton.api.responses.sealed_reasoning import seal
+from baton.api.responses.tools import CUSTOM_INPUT, ClientTool
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
+from baton.text.conversation import CallArguments
 from baton.text.reply_parser import PartKind, TextPart
 from baton.text.token_table import TokenTable
 from baton.text.tool_calls import CallMore, ToolCall
@@ -29,11 +32,14 @@ class ResponseWriter:
 
     def __init__(self, body: ResponsesBody, model_id: str, table: TokenTable) -> None:
         self.response = _response(body, model_id)
-        self._want_logprobs = bool(body.include) or body.top_logprobs is not None
+        self._want_logprobs = body.wants_logprobs
+        self._seals = body.wants_sealed_reasoning
+        self._tools = {tool.name: tool for tool in body.tools or ()}
         self._table = table
         self._sequence = 0
         self._open: PartKind | None = None  # the kind of the item that grows
         self._calling = False  # a call grows
+        self._custom = ""  # the arguments of a custom tool's call that grows
         self._logprobs: list[EventJson] = []  # of tokens whose text is not out yet
 
     def begin(self) -> Iterator[EventJson]:
@@ -48,7 +54,7 @@ class ResponseWriter:
             if isinstance(part, TextPart):
                 yield from self._text(part)
             elif isinstance(part, CallMore):
-                yield self._more(part.arguments)
+                yield from self._more(part.arguments)
             else:
                 yield from self._close()
                 yield from self._call(part)
@@ -122,36 +128,57 @@ class ResponseWriter:
         yield self._in_part(f"{_EVENT[kind]}.done", text=part["text"], **more)
         yield self._in_part("response.content_part.done", part=_copy(part))
         item["status"] = status
+        if kind is PartKind.REASONING and self._seals:
+            item["encrypted_content"] = seal(part["text"])
         self._open = None
         yield self._of_item("response.output_item.done", item=_copy(item))
 
     def _call(self, call: ToolCall) -> Iterator[EventJson]:
+        tool = self._tools.get(call.name)
+        custom = tool is not None and tool.custom
         item = {
-            "id": _new_id("fc"),
-            "type": "function_call",
+            "id": _new_id("ctc" if custom else "fc"),
+            "type": "custom_tool_call" if custom else "function_call",
             "status": "in_progress",
             "call_id": _new_id("call"),
-            "name": call.name,
-            "arguments": "",
+            "name": call.name if tool is None else tool.own_name,
+            "input" if custom else "arguments": "",
         }
+        if tool is not None and tool.namespace is not None:
+            item["namespace"] = tool.namespace
         self._items.append(item)
         yield self._of_item("response.output_item.added", item=dict(item))
-        self._calling = True
-        yield self._more(call.arguments)
+        self._calling, self._custom = True, ""
+        yield from self._more(call.arguments)
 
-    def _more(self, arguments: str) -> EventJson:
+    def _more(self, arguments: str) -> Iterator[EventJson]:
         item = self._items[-1]
+        if "input" in item:  # a text in JSON, which is read at its end
+            self._custom += arguments
+            return
         item["arguments"] += arguments
         kind = "response.function_call_arguments.delta"
-        return self._of_item(kind, item_id=item["id"], delta=arguments)
+        yield self._of_item(kind, item_id=item["id"], delta=arguments)
 
     def _end_call(self, status: str) -> Iterator[EventJson]:
         self._calling = False
         item = self._items[-1]
+        if "input" in item:
+            yield from self._end_custom_call(item, status)
+            return
         given = {"name": item["name"], "arguments": item["arguments"]}
         kind = "response.function_call_arguments.done"
         yield self._of_item(kind, item_id=item["id"], **given)
         item["status"] = "completed" if _is_json(item["arguments"]) else status
+        yield self._of_item("response.output_item.done", item=dict(item))
+
+    def _end_custom_call(self, item: EventJson, status: str) -> Iterator[EventJson]:
+        given = CallArguments.of(self._custom).whole()
+        item["input"] = str(given.get(CUSTOM_INPUT, self._custom))
+        kind = "response.custom_tool_call_input"
+        yield self._of_item(f"{kind}.delta", item_id=item["id"], delta=item["input"])
+        yield self._of_item(f"{kind}.done", item_id=item["id"], input=item["input"])
+        item["status"] = "completed" if _is_json(self._custom) else status
         yield self._of_item("response.output_item.done", item=dict(item))
 
     def _in_part(self, kind: str, **more: Any) -> EventJson:
@@ -208,6 +235,14 @@ def _new_part(kind: PartKind) -> EventJson:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
+def _shown_tool(tool: ClientTool) -> EventJson:
+    """Return a tool as OpenAI's reply has it."""
+    if tool.custom:
+        return {"type": "custom", **tool.sent, "name": tool.name}
+    given = dict.fromkeys(("description", "parameters", "strict")) | dict(tool.sent)
+    return given | {"type": "function", "name": tool.name}
+
+
 def _copy(item: EventJson) -> EventJson:
     """Return an item or a part that later parts of the answer do not change."""
     copied = {name: list(each) if isinstance(each, list) else each for name, each in item.items()}
@@ -248,7 +283,7 @@ def _response(body: ResponsesBody, model_id: str) -> EventJson:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": text},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [_shown_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",

@@ -19,7 +19,7 @@ def native_routes(
     text: TextService,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
-    unknown_fields: UnknownFields = UnknownFields.REFUSE,
+    unknown_fields: UnknownFields = UnknownFields.WARN,
     incremental: bool = False,
 ) -> list[BaseRoute]:
     """Return the routes, without `/health`, which every application has.

@@ -12,6 +12,7 @@ import toy_tokenizer
 import uvicorn
 from fake_backend import Connect, FakeBackend, Serve
 
+from baton.api.fields.request_fields import UnknownFields
 from baton.api.http import MetricsPage, make_app
 from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
@@ -46,7 +47,13 @@ def backend(tokenizer: Tokenizer) -> FakeBackend:
 @pytest.fixture
 def connect(backend: FakeBackend, text: TextService) -> Connect:
     """A client of the application, without a server between."""
-    return _connect_to(backend, text, incremental=False)
+    return _connect_to(backend, text)
+
+
+@pytest.fixture
+def connect_strict(backend: FakeBackend, text: TextService) -> Connect:
+    """Return a `connect` to a server that refuses unknown fields."""
+    return _connect_to(backend, text, unknown=UnknownFields.REFUSE)
 
 
 @pytest.fixture
@@ -55,13 +62,26 @@ def connect_incremental(backend: FakeBackend, text: TextService) -> Connect:
     return _connect_to(backend, text, incremental=True)
 
 
-def _connect_to(backend: FakeBackend, text: TextService, *, incremental: bool) -> Connect:
+def _connect_to(
+    backend: FakeBackend,
+    text: TextService,
+    *,
+    incremental: bool = False,
+    unknown: UnknownFields = UnknownFields.WARN,
+) -> Connect:
     app = make_app(
         backend,
         text,
         lambda: MetricsPage(b"baton_up 1\n", "text/plain; version=0.0.4"),
         max_body_bytes=MAX_BODY,
-        more_routes=native_routes(backend, text, max_body_bytes=MAX_BODY, incremental=incremental),
+        unknown_fields=unknown,
+        more_routes=native_routes(
+            backend,
+            text,
+            max_body_bytes=MAX_BODY,
+            unknown_fields=unknown,
+            incremental=incremental,
+        ),
     )
 
     @asynccontextmanager

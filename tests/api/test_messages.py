@@ -280,9 +280,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("more", "words"), REFUSED, ids=lambda each: str(each)[:40])
 async def test_what_cannot_be_served_is_refused(
-    connect: Connect, more: dict[str, Any], words: str
+    connect_strict: Connect, more: dict[str, Any], words: str
 ) -> None:
-    async with connect() as client:
+    async with connect_strict() as client:
         reply: httpx.Response = await client.post(
             "/v1/messages", json={"model": "toy", "max_tokens": 9, "messages": HELLO} | more
         )

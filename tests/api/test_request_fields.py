@@ -88,6 +88,7 @@ _TOOL = {"name": "f", "input_schema": SCHEMA}
 AT: dict[FieldPlace, dict[str, Any]] = {
     FieldPlace.RESPONSES: {
         "input": "hello", "instructions": "be brief", "max_output_tokens": 3,
+        "client_metadata": {"a": "b"},
         "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"},
         "include": ["message.output_text.logprobs"], "stream_options": {}, "user": "ada",
         "metadata": {"a": "b"}, "store": False, "safety_identifier": "a", "prompt_cache_key": "a",
@@ -103,7 +104,8 @@ AT: dict[FieldPlace, dict[str, Any]] = {
     },
     FieldPlace.MESSAGES_TOOL: {
         "name": "f", "description": "d", "input_schema": SCHEMA, "type": "custom", "strict": True,
-        "cache_control": {}, "eager_input_streaming": True,
+        "cache_control": {}, "eager_input_streaming": True, "defer_loading": True,
+        "input_examples": [{"a": 1}], "allowed_callers": ["direct"],
     },
     FieldPlace.MESSAGES_CHOICE: {
         "type": "tool", "name": "f", "disable_parallel_tool_use": True,
@@ -257,9 +259,9 @@ async def post(
 
 @pytest.mark.parametrize("place", list(FieldPlace))
 async def test_each_field_works_or_is_accepted_or_refused(
-    place: FieldPlace, connect: Connect
+    place: FieldPlace, connect_strict: Connect
 ) -> None:
-    async with connect() as client:
+    async with connect_strict() as client:
         for field in BY_PLACE[place].values():
             for value, legal in values_of(field, place):
                 alone = field.kind is not FieldClass.WORKS or place is FieldPlace.RESPONSES
@@ -320,10 +322,10 @@ def values_of(field: RequestField, place: FieldPlace) -> list[tuple[object, bool
     ],
 )
 async def test_an_unknown_field_is_refused_with_the_nearest_that_is_known(
-    path: str, more: dict[str, Any], param: str, said: str, connect: Connect
+    path: str, more: dict[str, Any], param: str, said: str, connect_strict: Connect
 ) -> None:
     needed = {"/v1/completions": {"prompt": "x"}, "/generate": {"text": "x"}}.get(path, {})
-    async with connect() as client:
+    async with connect_strict() as client:
         reply = await client.post(path, json=needed | more)
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
@@ -342,14 +344,22 @@ async def test_unknown_fields_can_be_let_through(
     routes = native_routes(backend, text, unknown_fields=policy)
     app = make_app(backend, text, unknown_fields=policy, more_routes=routes)
     transport = httpx.ASGITransport(app)
-    name = f"never_seen_{policy}"
+    name = f"never_seen_{policy.value}"
     caplog.set_level(logging.WARNING)
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
         for path, body in (("/v1/completions", {"prompt": "x"}), ("/generate", {"text": "x"})):
             reply = await client.post(path, json=body | {name: 5, "lora_path": ""})
             assert reply.status_code == 200, reply.text
+            assert reply.headers["x-baton-ignored"] == name
+            more = {"return_hidden_states": True, "return_prompt_token_ids": True}
+            reply = await client.post(path, json=body | more)
+            assert reply.status_code == 200, reply.text
+            assert reply.headers["x-baton-ignored"] == ", ".join(more)
             refused = await client.post(path, json=body | {"lora_path": "x"})
-            assert refused.status_code == 400, "what is known and not supported is refused still"
+            assert refused.status_code == 400, "what would change the answer is refused still"
+            misspelt = await client.post(path, json=body | {"streem": False})
+            assert misspelt.status_code == (400 if policy is UnknownFields.WARN else 200)
+            assert policy is UnknownFields.IGNORE or "did you mean stream?" in misspelt.text
     lines = [record for record in caplog.records if name in record.getMessage()]
     assert len(lines) == (1 if policy is UnknownFields.WARN else 0)
 

@@ -270,9 +270,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("more", "param", "words"), REFUSED, ids=lambda each: str(each)[:40])
 async def test_what_cannot_be_served_is_refused_by_name(
-    connect: Connect, more: dict[str, Any], param: str, words: str
+    connect_strict: Connect, more: dict[str, Any], param: str, words: str
 ) -> None:
-    async with connect() as client:
+    async with connect_strict() as client:
         reply: httpx.Response = await client.post(
             "/v1/responses", json={"model": "toy", "input": "hello"} | more
         )

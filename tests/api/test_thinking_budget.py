@@ -137,12 +137,13 @@ async def test_a_budget_beyond_max_tokens_is_kept_by_that(thinker: Thinker, serv
     assert thinker.seen[0].thinking is None
 
 
-async def test_a_model_without_marks_of_reasoning_takes_no_budget(
-    serve: Serve, text: TextService
+async def test_a_model_without_marks_of_reasoning_leaves_a_budget_out(
+    thinker: Thinker, serve: Serve, text: TextService
 ) -> None:
     text.reasoning = None
     async with connected(serve) as client:
-        with pytest.raises(anthropic.BadRequestError, match="no marks of reasoning"):
-            await client.messages.create(
-                model="toy", max_tokens=100, messages=HELLO, thinking=limited(40)
-            )
+        reply = await client.messages.with_raw_response.create(
+            model="toy", max_tokens=100, messages=HELLO, thinking=limited(40)
+        )
+    assert reply.headers["x-baton-ignored"] == "thinking.budget_tokens"
+    assert thinker.seen[0].thinking is None
