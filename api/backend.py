@@ -89,6 +89,7 @@ class ModelInfo:
     vocab_size: int  # ids from 0 up to this are legal in a prompt
     created: int = 0  # unix seconds
     root: str = ""  # the folder or hub id it came from
+    other_names: tuple[str, ...] = ()  # by which clients may ask for it too; "*": by any
 
 
 @dataclass(frozen=True)

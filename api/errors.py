@@ -47,7 +47,7 @@ def openai_error(error: ApiError) -> dict[str, dict[str, str | None]]:
             "message": error.message,
             "type": error.status.openai_type,
             "param": error.param,
-            "code": error.code.value,
+            "code": error.openai_code or error.code.value,
         }
     }
 

@@ -89,6 +89,7 @@ def make_app(
         Route("/v1/models/{model_id:path}", plain.model, methods=["GET"]),
         Route("/health", plain.health, methods=["GET"]),
         Route("/ready", plain.ready, methods=["GET"]),
+        Route("/", plain.root, methods=["GET"]),
         Route("/version", plain.version, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

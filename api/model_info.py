@@ -11,7 +11,9 @@ UNBOUNDED = 2**31 - 1
 """The context of a model whose config.json names none, until a worker reports its limit."""
 
 
-def read_model_info(folder: Path, model_id: str, tokenizer: Tokenizer) -> ModelInfo:
+def read_model_info(
+    folder: Path, model_id: str, tokenizer: Tokenizer, other_names: tuple[str, ...] = ()
+) -> ModelInfo:
     """Read config.json. Raises `TokenizerFileError` if it cannot be read.
 
     The vocabulary size is that of the embedding, which may have more rows than the tokenizer has
@@ -24,4 +26,5 @@ def read_model_info(folder: Path, model_id: str, tokenizer: Tokenizer) -> ModelI
         vocab_size=int(config.get("vocab_size", tokenizer.vocab_size)),
         created=int(time.time()),
         root=str(folder),
+        other_names=other_names,
     )

@@ -1,5 +1,6 @@
 """The endpoints for models and health."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from baton.api.replies import error_response
 from baton.api.text_service import served_model
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.text.model_folder import ANY_NAME
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class PlainEndpoints:
 
     async def models(self, _: Request) -> Response:
         served = await self.backend.models()
-        return JSONResponse({"object": "list", "data": [_model_json(m) for m in served]})
+        return JSONResponse(
+            {"object": "list", "data": [entry for model in served for entry in _entries(model)]}
+        )
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model_id"]
@@ -40,6 +44,10 @@ class PlainEndpoints:
         health = await self.backend.health()
         return self._status(health.ready, health)
 
+    async def root(self, _: Request) -> Response:
+        """Answer clients that ask whether there is a server, as Claude Code does."""
+        return JSONResponse({"server": "baton"})
+
     async def version(self, _: Request) -> Response:
         return JSONResponse({"version": __version__})
 
@@ -48,6 +56,14 @@ class PlainEndpoints:
         if good:
             return JSONResponse({"status": "ok", "detail": detail})
         return error_response(ApiError(ErrorCode.UNAVAILABLE, detail or "not ready"))
+
+
+def _entries(model: ModelInfo) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each name of a model."""
+    yield _model_json(model)
+    for name in model.other_names:
+        if name != ANY_NAME:
+            yield _model_json(model) | {"id": name}
 
 
 def _model_json(model: ModelInfo) -> dict[str, Any]:

@@ -73,6 +73,7 @@ OPERATIONS = {
     "/health": PathEntry("Say whether this server works; 503: start another"),
     "/ready": PathEntry("Say whether a request sent now could be answered"),
     "/health_generate": PathEntry("Compute one token (SGLang)"),
+    "/": PathEntry("Say that a server of Baton is here"),
     "/version": PathEntry("Name Baton's version"),
     "/openapi.json": PathEntry("Return this reference for programs"),
     "/docs": PathEntry("Return this reference for people", kind="text/html"),

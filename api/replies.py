@@ -14,6 +14,10 @@ from baton.core.errors import ApiError
 from baton.core.finish import Finished
 from baton.rpc.errors import RETRY_AFTER, retry_after
 
+SHOULD_RETRY = "x-should-retry"
+"""The header by which the clients of OpenAI and Anthropic decide. They would send a request again
+whose own time is over."""
+
 
 class ErrorReply(JSONResponse):
     """A reply with an error, whose code is the reason in the line of its call."""
@@ -34,6 +38,8 @@ def error_response(err: ApiError, path: str = "") -> ErrorReply:
     headers = {}
     if err.retry_after_s is not None:
         headers[RETRY_AFTER] = str(retry_after(err.retry_after_s))
+    if err.code is ErrorCode.DEADLINE_EXCEEDED:
+        headers[SHOULD_RETRY] = "false"
     if err.code is ErrorCode.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     reply = ErrorReply(error_body(err, path), err.status.http, headers)

@@ -24,6 +24,7 @@ from baton.text.chat_template import ChatTemplate
 from baton.text.conversation import Message
 from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
+from baton.text.model_folder import ANY_NAME
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.stop_regex import compile_stops
 from baton.text.token_offsets import make_token_offsets, offsets_in
@@ -105,7 +106,7 @@ class TextService:
         bound = MOST_TOKENS if most is None else most
         longest = self.tokenizer.longest_token
         if longest is not None and len(text) > bound * longest:
-            raise _too_long(param, f"at least {-(-len(text) // longest)}", bound)
+            raise _too_long(param, f"at least {-(-len(text) // longest)}", bound, bound)
         if len(text) > LONG_CHARS and self.large is not None:
             return await self.large.encode(EncodeJob(add_special_tokens, param, bound), text)
         if len(text) > INLINE_CHARS:
@@ -119,7 +120,7 @@ class TextService:
                 lambda: tuple(self.tokenizer.encode(text, add_special_tokens)), len(text), param
             )
         if isinstance(found, int):
-            raise _too_long(param, str(found), bound)
+            raise _too_long(param, str(found), bound, bound)
         return found
 
     async def encode_chat(
@@ -252,45 +253,35 @@ def _tuple(found: list[int] | int) -> tuple[int, ...] | int:
     return found if isinstance(found, int) else tuple(found)
 
 
-def _too_long(param: str, tokens: str, most: int) -> ApiError:
-    return invalid(
-        param,
-        f"the prompt has {tokens} tokens, but this model's context is {most}; shorten the prompt",
+def _too_long(param: str, tokens: str, most: int, context: int) -> ApiError:
+    """Return the error that clients of OpenAI and of Anthropic each know by its words and code."""
+    return ApiError(
+        ErrorCode.INVALID_REQUEST,
+        f"prompt is too long: {tokens} tokens > {most} maximum. This model's maximum context "
+        f"length is {context} tokens, prompt and answer together; shorten the prompt",
+        param=param,
         expected=f"at most {most} tokens",
         actual=tokens,
+        openai_code="context_length_exceeded",
     )
 
 
 def room_for_answer(
-    prompt_ids: Sequence[int],
-    max_tokens: int | None,
-    model: ModelInfo,
-    *,
-    param: str = "prompt",
-    limit_param: str = "max_tokens",
+    prompt_ids: Sequence[int], max_tokens: int | None, model: ModelInfo, *, param: str = "prompt"
 ) -> int:
-    """Return the maximum number of answer tokens.
+    """Return the maximum number of answer tokens: `max_tokens`, or what the context leaves if that
+    is less.
 
     max_tokens: None asks for all that the context leaves.
-    Raises INVALID_REQUEST if prompt and answer cannot fit. It names `param` if the prompt is
-    too long,
-    else `limit_param`.
+    Raises INVALID_REQUEST naming `param` if the prompt leaves room for no token.
     """
     length, context = len(prompt_ids), model.max_model_len
     if not length:
         raise invalid(param, f"{param} has no tokens; expected at least one", expected="1 token")
-    if length < context:  # else it is refused below, however many they are
-        check_ids(prompt_ids, model, param)
-    wanted = 1 if max_tokens is None else max_tokens
-    if length + wanted > context:
-        raise invalid(
-            param if length + 1 > context else limit_param,
-            f"the prompt has {length} tokens and the answer may have {wanted}, but this model's "
-            f"context is {context}; shorten the prompt or lower {limit_param}",
-            expected=f"at most {context} tokens",
-            actual=length + wanted,
-        )
-    return context - length if max_tokens is None else max_tokens
+    if length >= context:
+        raise _too_long(param, str(length), context - 1, context)
+    check_ids(prompt_ids, model, param)
+    return context - length if max_tokens is None else min(max_tokens, context - length)
 
 
 def check_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
@@ -311,9 +302,9 @@ def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
     if not name:
         return models[0]
     for model in models:
-        if model.model_id == name:
+        if name == model.model_id or name in model.other_names:
             return model
-    if name == ANY_MODEL:
+    if name == ANY_MODEL or any(ANY_NAME in model.other_names for model in models):
         return models[0]
     known = ", ".join(model.model_id for model in models)
     raise ApiError(
@@ -322,4 +313,5 @@ def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
         param="model",
         expected=known,
         actual=name[:80],
+        openai_code="model_not_found",
     )

@@ -136,7 +136,8 @@ class ApiError(BatonError):
     """A failure as clients and peers are told of it, with a code chosen where it is raised.
 
     `param` names the request's field; `origin` the worker that failed, or ROUTER;
-    `retry_after_s` is for OVERLOADED and UNAVAILABLE.
+    `retry_after_s` is for OVERLOADED and UNAVAILABLE. `openai_code` is OpenAI's name of the failure
+    where its clients look for a narrower one than `code`.
     """
 
     def __init__(
@@ -149,9 +150,11 @@ class ApiError(BatonError):
         actual: str = "",
         origin: str = ROUTER,
         retry_after_s: float | None = None,
+        openai_code: str | None = None,
     ) -> None:
         super().__init__(message, expected, actual)
         self.code = code
+        self.openai_code = openai_code
         self.param = param
         self.origin = origin
         self.retry_after_s = retry_after_s

@@ -63,7 +63,8 @@ _ROUTER = (
                  help="Seconds that a request waits while no prefill or no decode worker is "
                  "ready; then it is answered with 503."),
     click.option("--served-model-name", default=None,
-                 help="Model name in requests; the folder's name when left out."),
+                 help="Model name in requests and replies; the folder's name when left out. "
+                 "Further names follow after commas; * is any name."),
     click.option("--internal-port", type=_PORT, default=0, show_default=True,
                  help="Port of --internal-host; 0: any free one."),
     click.option("--internal-host", default="127.0.0.1", show_default=True,
@@ -135,5 +136,6 @@ def lease_ms_from(given: float) -> int:
 
 def check_served_name(given: dict[str, Any]) -> None:
     """Raise StartError for a model name that no request could give."""
-    if given["served_model_name"] == "":
+    names = given["served_model_name"]
+    if names is not None and not all(name.strip() for name in names.split(",")):
         raise StartError("--served-model-name is empty; leave it out for the folder's name")

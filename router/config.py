@@ -19,7 +19,7 @@ from baton.router.dump.request_dump import DumpOptions
 from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
-from baton.text.model_folder import model_name
+from baton.text.model_folder import served_names
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,12 @@ class RouterConfig:
     @property
     def model_id(self) -> str:
         """The model name that clients ask for."""
-        return self.served_model_name or model_name(self.model)
+        return served_names(self.served_model_name, self.model)[0]
+
+    @property
+    def other_model_names(self) -> tuple[str, ...]:
+        """The other names by which clients may ask for it."""
+        return served_names(self.served_model_name, self.model)[1]
 
     @property
     def lease_s(self) -> float:

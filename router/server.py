@@ -131,7 +131,7 @@ class RouterServer:
         guard = ClientGuard.make(config.limits, client_metrics, calls)
         backend = RouterBackend(
             config,
-            read_model_info(config.model, config.model_id, tokenizer),
+            read_model_info(config.model, config.model_id, tokenizer, config.other_model_names),
             table,
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,

@@ -36,7 +36,7 @@ from baton.standalone.backend import LocalBackend
 from baton.standalone.config import LocalConfig
 from baton.standalone.role import LocalRole
 from baton.text.chat_template import ChatTemplate
-from baton.text.model_folder import model_name
+from baton.text.model_folder import served_names
 from baton.text.tokenizer import Tokenizer
 from baton.worker.config import WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
@@ -107,8 +107,8 @@ class LocalWorker:
         text = TextService(tokenizer, ChatTemplate.from_folder(folder))
         opening.callback(text.close)
         text.start()
-        model_id = clients.served_model_name or model_name(folder)
-        model = read_model_info(folder, model_id, tokenizer)
+        model_id, others = served_names(clients.served_model_name, folder)
+        model = read_model_info(folder, model_id, tokenizer, others)
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context

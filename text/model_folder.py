@@ -9,6 +9,8 @@ from baton.text.errors import TokenizerFileError
 
 # Folders of the hub library's cache are models--owner--name/snapshots/commit.
 _CACHED_PREFIX = "models--"
+ANY_NAME = "*"
+"""The entry of a model's names that stands for every name."""
 
 
 def model_name(folder: Path) -> str:
@@ -20,6 +22,17 @@ def model_name(folder: Path) -> str:
     if whole.parent.name == "snapshots" and repository.startswith(_CACHED_PREFIX):
         return repository.removeprefix(_CACHED_PREFIX).replace("--", "/", 1)
     return whole.name
+
+
+def served_names(given: str | None, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """Return the name of a model in replies, and the others by which clients may ask for it.
+
+    given: names with commas between, of which `ANY_NAME` stands for every name; None: the folder's.
+    """
+    default = model_name(folder)
+    names = [name.strip() for name in (given or default).split(",")]
+    main = next((name for name in names if name != ANY_NAME), default)
+    return main, tuple(name for name in names if name != main)
 
 
 def read_text(path: Path) -> str:

@@ -23,6 +23,7 @@ from baton.core.errors import ApiError, ConfigError
 from baton.rpc.errors import refuse
 
 ROUTES: dict[str, KeyScope | None] = {
+    "/": None,
     "/health": None,
     "/ready": None,
     "/v1/completions": KeyScope.INFER,

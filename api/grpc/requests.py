@@ -6,6 +6,7 @@ from baton.api.backend import Backend, GenerateRequest
 from baton.api.call_log import CallRecord
 from baton.api.client_salt import client_salt
 from baton.api.deadline import Deadline
+from baton.api.errors import invalid
 from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.error_codes import ErrorCode
@@ -44,7 +45,15 @@ class RequestReader:
         else:
             ids = tuple(request.token_ids.ids)
         sampling = _sampling(request.sampling, len(ids))
-        room_for_answer(ids, sampling.max_tokens, model, param=kind)
+        room = room_for_answer(ids, sampling.max_tokens, model, param=kind)
+        if room < sampling.max_tokens:
+            raise invalid(
+                "max_tokens",
+                f"the prompt has {len(ids)} tokens and the answer may have {sampling.max_tokens}, "
+                f"but this model's context is {model.max_model_len}; lower max_tokens",
+                expected=f"at most {room}",
+                actual=sampling.max_tokens,
+            )
         self.text.check_sampling(sampling, model)
         await self.text.check_grammar(sampling.grammar, "grammar")
         labels = RequestLabels(

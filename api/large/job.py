@@ -46,14 +46,27 @@ class Refused:
     param: str | None
     expected: str
     actual: str
+    openai_code: str | None
 
     @classmethod
     def of(cls, error: ApiError) -> "Refused":
-        return cls(error.code, error.message, error.param, error.expected, error.actual)
+        return cls(
+            error.code,
+            error.message,
+            error.param,
+            error.expected,
+            error.actual,
+            error.openai_code,
+        )
 
     def error(self) -> ApiError:
         return ApiError(
-            self.code, self.message, param=self.param, expected=self.expected, actual=self.actual
+            self.code,
+            self.message,
+            param=self.param,
+            expected=self.expected,
+            actual=self.actual,
+            openai_code=self.openai_code,
         )
 
 

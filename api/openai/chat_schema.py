@@ -144,5 +144,4 @@ class ChatBody(SamplingBody):
             self.answer_tokens,
             model,
             param="messages",
-            limit_param=self.answer_tokens_field,
         )

@@ -91,7 +91,10 @@ class ChatTurns:
             prompt = await body.encode(self.text, rule, model)
             predicted = tuple(await body.predicted(self.text, model))
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
-        sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
+        room = body.room(ids, model)
+        if body.answer_tokens is not None and room < body.answer_tokens:
+            keep_ignored(request.scope, [body.answer_tokens_field])
+        sampling = replace(_sampling(body, room), grammar=grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         if predicted:

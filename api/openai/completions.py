@@ -1,7 +1,7 @@
 """The endpoint `POST /v1/completions`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +12,7 @@ from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.deadline import within
 from baton.api.disconnect import unless_disconnected
 from baton.api.echo import Echo
+from baton.api.fields.ignored import keep_ignored
 from baton.api.openai.completion_choice import CompletionChoices
 from baton.api.openai.completion_schema import CompletionBody
 from baton.api.openai.stream import Envelope, chunks
@@ -46,6 +47,8 @@ class CompletionsEndpoint:
                 else:
                     ids = body.prepared.prompts[number]
                 made = self._requests(ids, body, model, labels)
+                if made[0].sampling.max_tokens < body.answer_tokens:
+                    keep_ignored(request.scope, ["max_tokens"])
                 admit(request, made)
                 requests += made
                 if body.prepared is None:
@@ -81,7 +84,9 @@ class CompletionsEndpoint:
         # max_tokens must be in range before it is compared with the context.
         sampling = _sampling(body)
         self.text.check_sampling(sampling, model)
-        room_for_answer(ids, sampling.max_tokens, model)
+        room = room_for_answer(ids, sampling.max_tokens, model)
+        if room < sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=room)
         return make_requests(ids, sampling, body.computed, labels)
 
 

@@ -15,6 +15,7 @@ from baton.api.call_log import record_in
 from baton.api.deadline import Deadline, within
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
+from baton.api.fields.ignored import keep_ignored
 from baton.api.request_body import BodyReader, deadline_of
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sglang.answer import NativeAnswer, until_aborted
@@ -81,6 +82,9 @@ class GenerateEndpoint:
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
         sampling = _sampling(asked, ids, model)
+        wanted = asked.sampling.max_new_tokens
+        if wanted is not None and sampling.max_tokens < wanted:
+            keep_ignored(request.scope, ["sampling_params.max_new_tokens"])
         self.text.check_sampling(sampling, model, NATIVE_NAMES)
         requests = make_requests(ids, sampling, count, labels)
         admit(request, requests)
@@ -102,9 +106,8 @@ class GenerateEndpoint:
 
 
 def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> SamplingParams:
-    limit_param = "sampling_params.max_new_tokens"
     wanted = asked.sampling.max_new_tokens
-    room = room_for_answer(prompt_ids, wanted, model, param=asked.param, limit_param=limit_param)
+    room = room_for_answer(prompt_ids, wanted, model, param=asked.param)
     start = asked.logprobs.start
     if start is not None and start > len(prompt_ids):
         raise invalid(
@@ -116,7 +119,7 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
     want = asked.logprobs
     if start == len(prompt_ids):
         want = replace(want, start=None)
-    limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted
+    limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else room
     return asked.sampling.params(limit, want)
 
 

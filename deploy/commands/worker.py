@@ -64,7 +64,8 @@ from baton.engine.settings.choices import RANK_TIMEOUT_S
     "as decode-3.",
 )
 @click.option("--served-model-name", default=None,
-              help="Model name in requests; the folder's name when left out.")  # fmt: skip
+              help="Model name in requests and replies; the folder's name when left out. "
+              "Further names follow after commas; * is any name.")  # fmt: skip
 @streaming_option
 @unknown_fields_option
 @lease_option

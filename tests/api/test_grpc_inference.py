@@ -100,7 +100,7 @@ BAD = [
         grpc.StatusCode.INVALID_ARGUMENT,
         "token id 4294967295",
     ),
-    (request(text="x " * CONTEXT), grpc.StatusCode.INVALID_ARGUMENT, "context is 64"),
+    (request(text="x " * CONTEXT), grpc.StatusCode.INVALID_ARGUMENT, "context length is 64"),
     (
         request(text="x", sampling=options(temperature=float("nan"))),
         grpc.StatusCode.INVALID_ARGUMENT,

@@ -40,7 +40,7 @@ async def test_it_says_what_the_tokenizer_says(large: LargeRequests, tokenizer: 
             ids = array("i", tokenizer.encode(text, special))
             assert await large.encode(job(ANY, special), text) == ids
             assert await large.encode(job(len(ids), special), text) == ids
-            with pytest.raises(ApiError, match=f"context is {len(ids) - 1}") as caught:
+            with pytest.raises(ApiError, match=f"context length is {len(ids) - 1}") as caught:
                 await large.encode(job(len(ids) - 1, special), text)
             assert caught.value.param == "prompt"
     with pytest.raises(ApiError, match="surrogate"):

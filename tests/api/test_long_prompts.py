@@ -43,7 +43,7 @@ async def test_others_are_answered_while_a_long_prompt_is_tokenised(
         reply = await long
     assert reply.status_code == 400
     error = reply.json()["error"]
-    assert error["param"] == param and f"context is {CONTEXT}" in error["message"]
+    assert error["param"] == param and f"context length is {CONTEXT}" in error["message"]
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_unread(

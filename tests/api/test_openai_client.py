@@ -111,7 +111,7 @@ async def test_a_prediction_goes_along_and_its_tokens_are_counted(
         ({"type": "content", "content": None}, "prediction.content", "required"),
         ({"type": "content", "content": 3}, "prediction.content", "expected a string"),
         ({"type": "text", "content": "a"}, "prediction.type", "'content'"),
-        ({"type": "content", "text": "a"}, "prediction.text", "unknown field"),
+        ({"type": "content", "text": "a"}, "prediction.content", "required"),
         ("hello", "prediction", "object"),
     ],
 )

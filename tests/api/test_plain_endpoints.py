@@ -29,6 +29,8 @@ async def test_health_fails_once_only_a_new_start_would_help(
 
 async def test_the_version_is_told(connect: Connect) -> None:
     async with connect() as client:
+        assert (await client.get("/")).json() == {"server": "baton"}
+        assert (await client.head("/")).status_code == 200
         assert (await client.get("/version")).json() == {"version": __version__}
 
 

@@ -261,7 +261,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input.0.call_id",
      "string"),
     ({"input": []}, "input", "empty"),
-    ({"max_output_tokens": 10**6}, "max_output_tokens", "context"),
+    ({"input": "x " * 999}, "input", "This model's maximum context length is 600 tokens"),
     ({"temperature": -1}, "temperature", "temperature"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "schema"),
     ({"model": "other"}, "model", "not served"),
