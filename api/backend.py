@@ -90,6 +90,8 @@ class ModelInfo:
     created: int = 0  # unix seconds
     root: str = ""  # the folder or hub id it came from
     other_names: tuple[str, ...] = ()  # by which clients may ask for it too; "*": by any
+    # Values that requests over HTTP leave out, by their names in SamplingParams.
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from baton.api.backend import ModelInfo
+from baton.text.generation_config import SamplingDefaults, read_sampling_defaults
 from baton.text.model_folder import read_json_object
 from baton.text.tokenizer import Tokenizer
 
@@ -12,9 +13,13 @@ UNBOUNDED = 2**31 - 1
 
 
 def read_model_info(
-    folder: Path, model_id: str, tokenizer: Tokenizer, other_names: tuple[str, ...] = ()
+    folder: Path,
+    model_id: str,
+    tokenizer: Tokenizer,
+    other_names: tuple[str, ...] = (),
+    defaults: SamplingDefaults = SamplingDefaults.MODEL,
 ) -> ModelInfo:
-    """Read config.json. Raises `TokenizerFileError` if it cannot be read.
+    """Read config.json and generation_config.json. Raises `TokenizerFileError` if it cannot.
 
     The vocabulary size is that of the embedding, which may have more rows than the tokenizer has
     tokens: all of them are legal in a prompt.
@@ -27,4 +32,5 @@ def read_model_info(
         created=int(time.time()),
         root=str(folder),
         other_names=other_names,
+        sampling_defaults=read_sampling_defaults(folder, defaults),
     )

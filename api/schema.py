@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
+from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
@@ -259,13 +260,17 @@ class SamplingBody(SamplingFields):
         )
 
     def sampling(
-        self, max_tokens: int, names: Mapping[str, str] | None = None, **more: Any
+        self,
+        max_tokens: int,
+        model: ModelInfo,
+        names: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> SamplingParams:
         """Return checked parameters. names: this endpoint's names of parameters, where they differ
         from those in SamplingParams. Raises `ApiError` that names the body's field."""
         return checked_sampling(
             self._names() | dict(names or {}),
-            **self.given(),
+            **{**model.sampling_defaults, **self.given()},
             include_stop=self.include_stop_str_in_output or self.no_stop_trim,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,

@@ -21,6 +21,7 @@ from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm, Weig
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 from baton.router.config import RouterConfig
+from baton.text.generation_config import SamplingDefaults
 from baton.worker.state_options import SendSnapshots, StateReturn
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -83,6 +84,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
         key_slowdown=given["key_slowdown"],
         max_body_bytes=given["max_body_mb"] << 20,
         unknown_fields=UnknownFields(given["unknown_fields"]),
+        sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
         worker_wait_s=given["worker_wait"],
         request_timeout_s=given["request_timeout"],
         incremental_streaming_output=given["incremental_streaming_output"],

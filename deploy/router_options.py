@@ -25,6 +25,7 @@ from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
 from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
+from baton.text.generation_config import SamplingDefaults
 
 _PORT = click.IntRange(0, 65535)
 _MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
@@ -91,7 +92,8 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_ROUTER):
         command = option(command)
     command = client_tls_options(limit_options(dump_options(telemetry_options(command))))
-    command = unknown_fields_option(streaming_option(access_options(command)))
+    command = sampling_defaults_option(streaming_option(access_options(command)))
+    command = unknown_fields_option(command)
     return lease_option(command)
 
 
@@ -107,6 +109,16 @@ def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--incremental-streaming-output", is_flag=True,
         help="Streams of /generate send only new text; by default, the whole reply so far.",
+    )(command)  # fmt: skip
+
+
+def sampling_defaults_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for sampling values that requests leave out."""
+    return click.option(
+        "--sampling-defaults", type=click.Choice([source.value for source in SamplingDefaults]),
+        default=SamplingDefaults.MODEL.value, show_default=True,
+        help="Sampling values that an HTTP request leaves out: those of the model's "
+        "generation_config.json, or 1.0 and off.",
     )(command)  # fmt: skip
 
 

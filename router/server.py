@@ -131,7 +131,13 @@ class RouterServer:
         guard = ClientGuard.make(config.limits, client_metrics, calls)
         backend = RouterBackend(
             config,
-            read_model_info(config.model, config.model_id, tokenizer, config.other_model_names),
+            read_model_info(
+                config.model,
+                config.model_id,
+                tokenizer,
+                config.other_model_names,
+                config.sampling_defaults,
+            ),
             table,
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,

@@ -108,7 +108,7 @@ class LocalWorker:
         opening.callback(text.close)
         text.start()
         model_id, others = served_names(clients.served_model_name, folder)
-        model = read_model_info(folder, model_id, tokenizer, others)
+        model = read_model_info(folder, model_id, tokenizer, others, clients.sampling_defaults)
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context

@@ -94,7 +94,7 @@ class ChatTurns:
         room = body.room(ids, model)
         if body.answer_tokens is not None and room < body.answer_tokens:
             keep_ignored(request.scope, [body.answer_tokens_field])
-        sampling = replace(_sampling(body, room), grammar=grammar)
+        sampling = replace(_sampling(body, room, model), grammar=grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         if predicted:
@@ -146,11 +146,12 @@ class ChatTurns:
         )
 
 
-def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
+def _sampling(body: ChatBody, max_tokens: int, model: ModelInfo) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
     return body.sampling(
         max_tokens,
+        model,
         names,
         logprobs=logprobs,
         prompt_logprobs_start=None if body.prompt_logprobs is None else 0,

@@ -82,7 +82,7 @@ class CompletionsEndpoint:
         self, ids: Sequence[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
     ) -> list[GenerateRequest]:
         # max_tokens must be in range before it is compared with the context.
-        sampling = _sampling(body)
+        sampling = _sampling(body, model)
         self.text.check_sampling(sampling, model)
         room = room_for_answer(ids, sampling.max_tokens, model)
         if room < sampling.max_tokens:
@@ -106,13 +106,14 @@ def best_of(answers: Sequence[WholeAnswer], computed: int, wanted: int) -> list[
     return [i for group in groups for i in sorted(group, key=score, reverse=True)[:wanted]]
 
 
-def _sampling(body: CompletionBody) -> SamplingParams:
+def _sampling(body: CompletionBody, model: ModelInfo) -> SamplingParams:
     scores_echo = bool(body.echo) and body.logprobs is not None
     top, names = body.prompt_logprobs, {}
     if top is None and scores_echo:
         top, names = body.logprobs, {"prompt_logprobs": "logprobs"}
     return body.sampling(
         body.answer_tokens,
+        model,
         names,
         logprobs=0 if body.logprobs is None and body.computed > body.choices else body.logprobs,
         prompt_logprobs_start=None if top is None else 0,

@@ -120,7 +120,7 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
     if start == len(prompt_ids):
         want = replace(want, start=None)
     limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else room
-    return asked.sampling.params(limit, want)
+    return asked.sampling.params(limit, want, model)
 
 
 async def _collect(call: _Call) -> None:

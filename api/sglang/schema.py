@@ -73,9 +73,9 @@ class NativeSampling(SamplingFields):
             }
         )
 
-    def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
+    def params(self, max_tokens: int, want: "LogprobsWanted", model: ModelInfo) -> SamplingParams:
         """Return checked parameters. Fields that were left out or are null take the defaults."""
-        given = self.given()
+        given = {**model.sampling_defaults, **self.given()}
         if self.seed is None and self.sampling_seed is not None:
             given["seed"] = self.sampling_seed
         return checked_sampling(

@@ -28,6 +28,7 @@ from baton.engine.settings.config import EngineConfig
 from baton.rpc.streams import first_of
 from baton.standalone.config import LocalConfig
 from baton.standalone.worker import LocalWorker
+from baton.text.generation_config import SamplingDefaults
 from baton.worker.config import WorkerConfig
 
 
@@ -98,6 +99,7 @@ def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
         served_model_name=given["served_model_name"],
         incremental_streaming_output=given["incremental_streaming_output"],
         unknown_fields=UnknownFields(given["unknown_fields"]),
+        sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
         drain_s=given["drain"],
         api_keys=given["api_keys"],
         cache_scope=CacheScope(given["cache_scope"]),

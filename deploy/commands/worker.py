@@ -29,7 +29,12 @@ from baton.deploy.options import (
     transfer_options,
 )
 from baton.deploy.record_options import profile_option, telemetry_from, telemetry_options
-from baton.deploy.router_options import lease_option, streaming_option, unknown_fields_option
+from baton.deploy.router_options import (
+    lease_option,
+    sampling_defaults_option,
+    streaming_option,
+    unknown_fields_option,
+)
 from baton.engine.settings.choices import RANK_TIMEOUT_S
 
 
@@ -68,6 +73,7 @@ from baton.engine.settings.choices import RANK_TIMEOUT_S
               "Further names follow after commas; * is any name.")  # fmt: skip
 @streaming_option
 @unknown_fields_option
+@sampling_defaults_option
 @lease_option
 @access_options
 @client_tls_options

@@ -264,7 +264,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--tp", "2", "--decode-tp", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
-        "--unknown-fields", "refuse",
+        "--unknown-fields", "refuse", "--sampling-defaults", "none",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-queued-tokens", "70", "--max-body-mb", "1",
         "--key-slowdown", "2", "--prefill-here", "512",
