@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.errors import GrammarError
+from baton.text.forced_bytes import ForcedBytes
 from baton.text.grammar_limits import check_limits
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
@@ -32,9 +33,13 @@ _MARK = "\x02"  # in no word: what follows it is not at the beginning of a text
 class CompiledGrammar:
     """A grammar at the beginning of an answer. Immutable."""
 
-    def __init__(self, matcher: "LLMatcher", words: int) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", words: int, forced_bytes: ForcedBytes | None = None
+    ) -> None:
+        """forced_bytes: what corrects masks; None where the vocabulary needs no correction."""
         self._matcher = matcher
         self._words = words
+        self._forced_bytes = forced_bytes
 
     def start(self, given: Sequence[int] = ()) -> "GrammarState":
         """Return the state of an answer that begins with the tokens `given`.
@@ -42,10 +47,11 @@ class CompiledGrammar:
         It is a copy, made quickly enough for the engine's thread. Raises GrammarError if the tokens
         do not fit the grammar, or the model has no token that could come next.
         """
-        state = GrammarState(self._matcher.deep_copy(), self._words)
+        state = GrammarState(self._matcher.deep_copy(), self._words, self._forced_bytes)
         for token in given:
             state.push(token)
         if not state.ended:
+            state.check_forced()
             state.allowed()
         return state
 
@@ -63,6 +69,7 @@ class GrammarCompiler:
         self._end_ids = sorted(token for token in end_ids if token < vocab_size)
         self._tokenizer = tokenizer
         self._table: LLTokenizer | None = None
+        self._forced_bytes: ForcedBytes | None = None
         self._compiling = threading.Lock()
         self._keeping = threading.Lock()  # held for a moment only
         self._kept: OrderedDict[Grammar, CompiledGrammar | GrammarError] = OrderedDict()
@@ -108,7 +115,7 @@ class GrammarCompiler:
         if matcher.is_error():
             why, _, _ = matcher.get_error().partition("\n<backtrace>")
             raise GrammarError(f"the {grammar.kind} cannot be used: {why.strip()}")
-        compiled = CompiledGrammar(matcher, self.words)
+        compiled = CompiledGrammar(matcher, self.words, self._forced_bytes)
         self._check_start(compiled, grammar)
         return compiled
 
@@ -141,8 +148,11 @@ class GrammarCompiler:
         if self._table is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
+            tokens = _Tokens(self._tokenizer, self._vocab_size, self._end_ids)
+            spelling = ForcedBytes(tokens.tokens)
+            self._forced_bytes = None if spelling.complete else spelling
             self._table = LLTokenizer(
-                TokenizerWrapper(_Tokens(self._tokenizer, self._vocab_size, self._end_ids)),
+                TokenizerWrapper(tokens),
                 n_vocab=self._vocab_size,
                 eos_token=self._end_ids,
             )
@@ -152,14 +162,18 @@ class GrammarCompiler:
 class GrammarState:
     """The position of one answer in its grammar. Rebuilt from the answer's tokens where needed."""
 
-    def __init__(self, matcher: "LLMatcher", words: int) -> None:
+    def __init__(
+        self, matcher: "LLMatcher", words: int, forced_bytes: ForcedBytes | None = None
+    ) -> None:
+        """forced_bytes: what corrects masks; None where the vocabulary needs no correction."""
         self._matcher = matcher
         self._words = words
+        self._forced_bytes = forced_bytes
         self._allowed: array[int] | None = None  # until the next token
 
     def fork(self) -> "GrammarState":
         """Return another answer at this position."""
-        forked = GrammarState(self._matcher.deep_copy(), self._words)
+        forked = GrammarState(self._matcher.deep_copy(), self._words, self._forced_bytes)
         forked._allowed = self._allowed
         return forked
 
@@ -174,6 +188,13 @@ class GrammarState:
         """
         return self._matcher.compute_ff_tokens()
 
+    def check_forced(self) -> None:
+        """Raise GrammarError if the model's tokens cannot spell the text that must come next."""
+        if self._forced_bytes is not None:
+            forced = self._matcher.compute_ff_bytes()
+            if not self._forced_bytes.spells(forced):
+                raise _stuck(f"{forced.decode(errors='replace')[:80]} must come")
+
     def allowed(self) -> "array[int]":
         """Return the mask of the tokens that may come next; see `GrammarCompiler.words`.
 
@@ -183,13 +204,15 @@ class GrammarState:
         """
         if self._allowed is None:
             size = self._words * WORD_BITS // 8
-            mask = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
+            raw = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
             if self._matcher.is_error():  # the mask then lets the answer end as if it were whole
-                raise GrammarError(
-                    "the answer cannot go on: no token of this model spells what its grammar wants "
-                    f"next ({self._matcher.get_error().splitlines()[0]})"
-                )
-            self._allowed = array("q", mask)
+                raise _stuck(self._matcher.get_error().splitlines()[0])
+            mask = array("q", raw)
+            if self._forced_bytes is not None:
+                mask = self._forced_bytes.corrected(self._matcher, mask)
+                if not any(mask):
+                    raise _stuck("its next bytes are in none")
+            self._allowed = mask
         return self._allowed
 
     def push(self, token_id: int) -> None:
@@ -199,6 +222,13 @@ class GrammarState:
         if not self._matcher.consume_token(token_id):
             why = self._matcher.get_error().partition("\n")[0]
             raise GrammarError(f"the answer has left its grammar: {why}")
+
+
+def _stuck(why: str) -> GrammarError:
+    return GrammarError(
+        "the answer cannot go on: no token of this model spells what its grammar wants next "
+        f"({why})"
+    )
 
 
 class _Tokens:

@@ -28,5 +28,5 @@ def _error(event: RequestFinished, origin: str) -> ApiError | None:
             return ApiError(ErrorCode.CANCELLED, message, origin=origin)
         case FinishReason.ERROR:
             message = event.error or "the request failed"
-            return ApiError(ErrorCode.INTERNAL, message, origin=origin)
+            return ApiError(event.error_code, message, origin=origin)
     return None

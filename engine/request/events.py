@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.core.error_codes import ErrorCode
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 
@@ -57,7 +58,8 @@ class RequestFinished:
     """The request is over and owns nothing any more.
 
     stop_token_id, stop_string: what stopped it. cut_chars: characters to cut from the end of
-    the text of all its tokens. error: why, with ERROR and ABORT. state_tokens: of prompt and
+    the text of all its tokens. error: why, with ERROR and ABORT. error_code: of what kind, with
+    ERROR. state_tokens: of prompt and
     output, how many the prefix cache can resume from: where a next turn may begin.
     """
 
@@ -69,6 +71,7 @@ class RequestFinished:
     cut_chars: int = 0
     error: str | None = None
     state_tokens: int = 0
+    error_code: ErrorCode = ErrorCode.INTERNAL
 
 
 Event = Scheduled | ChunkComputed | PromptScored | TokenSampled | PrefillHeld | RequestFinished

@@ -3,6 +3,7 @@
 from collections import deque
 from itertools import repeat
 
+from baton.core.error_codes import ErrorCode
 from baton.core.errors import InvariantError
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
@@ -183,7 +184,13 @@ class ResultProcessor:
             self._scheduler.hold(request)
             outbox.append(PrefillHeld(request.request_id))
 
-    def finish(self, request: Request, stop: Stop, error: str | None = None) -> RequestFinished:
+    def finish(
+        self,
+        request: Request,
+        stop: Stop,
+        error: str | None = None,
+        error_code: ErrorCode = ErrorCode.INTERNAL,
+    ) -> RequestFinished:
         """End `request`: it leaves every queue and gives back what it owns."""
         self._scheduler.leave_plain(request)
         if self._drafter is not None:
@@ -209,6 +216,7 @@ class ResultProcessor:
             cut_chars=stop.cut_chars,
             error=error,
             state_tokens=state_tokens,
+            error_code=error_code,
         )
 
     def _settle(self, request: Request, row: Row) -> None:
@@ -253,7 +261,7 @@ class ResultProcessor:
             elif stop is None:
                 rules.allowed()
         except GrammarError as error:
-            return self.finish(request, Stop(FinishReason.ERROR), str(error))
+            return self.finish(request, Stop(FinishReason.ERROR), str(error), error.code)
         return self.finish(request, stop) if stop is not None else None
 
     def _computed(self, request: Request) -> RequestFinished | None:

@@ -10,6 +10,7 @@ from engine.engines import finish_of, greedy, make_engine, random_prompt, run, t
 from engine.hash_model import VOCAB, HashModel, model_logits
 from engine.test_equivalence import alone, disaggregate
 
+from baton.core.error_codes import ErrorCode
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
@@ -126,6 +127,7 @@ def test_an_answer_that_has_no_next_token_fails_alone(tokenizer: Tokenizer) -> N
     assert tokens_of(events, "a") == [letter]
     end = finish_of(events, "a")
     assert end.reason is FinishReason.ERROR and "leave no token" in str(end.error)
+    assert end.error_code is ErrorCode.INVALID_REQUEST
     assert len(tokens_of(events, "b")) == 9
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.error_codes import ErrorCode
 from baton.core.finish import FinishReason, Usage
 from baton.core.logs import JsonFormatter
 from baton.engine.request.events import RequestFinished
@@ -26,6 +27,14 @@ def test_an_end_that_is_no_answer_carries_its_error(reason: FinishReason, code: 
     assert common_pb2.ErrorCode.Name(message.error.code) == code
     assert (message.error.message, message.error.origin) == ("why", "d0")
     assert message.usage.cached_tokens == 1
+
+
+def test_an_answer_that_its_own_rules_end_says_whose_fault_it_is() -> None:
+    event = RequestFinished(
+        "r", FinishReason.ERROR, Usage(5), error="why", error_code=ErrorCode.INVALID_REQUEST
+    )
+    message = finished_to_proto(finished_of(event, "d0"))
+    assert message.error.code == common_pb2.ErrorCode.INVALID_REQUEST
 
 
 def test_log_lines_are_json_with_what_extra_brought() -> None:
