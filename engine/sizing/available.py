@@ -5,15 +5,15 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import ConfigError
+from baton.engine.sizing.memory_groups import memory_groups
 from baton.engine.sizing.plan import readable
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory(device: torch.device) -> int:
-    """Return the bytes that could be taken now; on a CPU, within the container's limit if it has
-    one.
+    """Return the bytes that could be taken now; on a CPU, within the limits of the container or
+    service that this process is in.
     """
     if device.type == "cuda":
         if not torch.cuda.is_available():
@@ -28,22 +28,16 @@ def available_memory(device: torch.device) -> int:
         raise ConfigError(
             f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
         )
-    limit = CGROUP / "memory.max"
-    current = CGROUP / "memory.current"
-    if limit.is_file() and current.is_file():
-        left = min(left, _cgroup_left(limit.read_text(), current.read_text(), left))
-    return left
+    return min([left, *(group.left for group in memory_groups())])
 
 
 def total_memory() -> int | None:
-    """Return the bytes of this machine's memory, within the container's limit if it has one; None
-    if neither is known.
+    """Return the bytes of this machine's memory, within the limits of the container or service that
+    this process is in; None if neither is known.
     """
     total = _meminfo("MemTotal")
-    limit = CGROUP / "memory.max"
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    known = [each for each in (total, None if text == "max" else int(text)) if each is not None]
-    return min(known, default=None)
+    known = [] if total is None else [total]
+    return min([*known, *(group.limit for group in memory_groups())], default=None)
 
 
 def check_budget(budget_bytes: int, asker: str) -> None:
@@ -63,10 +57,3 @@ def _meminfo(field: str) -> int | None:
         if name == field:
             return int(value.split()[0]) * 1024
     return None
-
-
-def _cgroup_left(limit: str, current: str, otherwise: int) -> int:
-    """Return what the container's limit leaves; `otherwise` without a limit."""
-    if limit.strip() == "max":
-        return otherwise
-    return max(0, int(limit) - int(current))

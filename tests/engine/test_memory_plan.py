@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.control_groups import ControlGroups
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -177,32 +178,31 @@ def test_what_is_free_is_asked_of_the_machine(
 ) -> None:
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(available, "MEMINFO", meminfo)
-    monkeypatch.setattr(available, "CGROUP", tmp_path)
+    groups = ControlGroups(tmp_path, monkeypatch, group="/a")
     with pytest.raises(ConfigError, match="set memory_bytes"):
         available.available_memory(torch.device("cpu"))
     meminfo.write_text("MemTotal: 99 kB\nMemAvailable:   12 kB\n")
     assert available.available_memory(torch.device("cpu")) == 12 * 1024
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
+    groups.write("a", memory_max="max", memory_current=1000)
     assert available.available_memory(torch.device("cpu")) == 12 * 1024
-    (tmp_path / "memory.max").write_text("3000\n")
+    groups.write("a", memory_max=3000)
     assert available.available_memory(torch.device("cpu")) == 2000
 
 
 def test_a_budget_beyond_the_whole_machine_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meminfo, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(available, "MEMINFO", meminfo)
-    monkeypatch.setattr(available, "CGROUP", tmp_path)
+    groups = ControlGroups(tmp_path, monkeypatch, group="/a")
     available.check_budget(1 << 60, "anybody")  # nobody knows how much there is
     meminfo.write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: 12 kB\n")
     available.check_budget(8 << 30, "anybody")
     with pytest.raises(ConfigError, match="me may take 9 GiB, but this machine has 8 GiB of memo"):
         available.check_budget((9 << 30) + 1, "me")
-    limit.write_text("max\n")
+    groups.write("a", memory_max="max", memory_current=0)
     available.check_budget(8 << 30, "anybody")
-    limit.write_text(f"{4 << 30}\n")
+    groups.write("a", memory_max=4 << 30)
     with pytest.raises(ConfigError, match="has 4 GiB of memory in all"):
         available.check_budget(8 << 30, "me")
 
