@@ -21,6 +21,7 @@ from baton.api.access.room_guard import guard_room
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
+from baton.api.content_coding import DecodedBodies
 from baton.api.disconnect import ClientGone
 from baton.api.fields.ignored import IGNORED_HEADER
 from baton.api.fields.request_fields import UnknownFields
@@ -29,6 +30,7 @@ from baton.api.openai.chat_turn import ChatTurns
 from baton.api.openai.completions import CompletionsEndpoint
 from baton.api.plain import PlainEndpoints
 from baton.api.reference import reference_routes
+from baton.api.relative_redirects import RelativeRedirects
 from baton.api.replies import error_response
 from baton.api.request_body import BodyReader
 from baton.api.request_ids import HEADER, RequestIds, request_id_of
@@ -103,7 +105,9 @@ def make_app(
         guard_routes(routes, keys)
     return Starlette(
         routes=routes,
-        middleware=_middleware(browsers or BrowserPolicy(), calls, metrics_of_clients),
+        middleware=_middleware(
+            browsers or BrowserPolicy(), calls, metrics_of_clients, max_body_bytes
+        ),
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,
@@ -115,7 +119,10 @@ def make_app(
 
 
 def _middleware(
-    browsers: BrowserPolicy, calls: CallLog | None, metrics: ClientMetrics | None
+    browsers: BrowserPolicy,
+    calls: CallLog | None,
+    metrics: ClientMetrics | None,
+    max_body_bytes: int,
 ) -> list[Middleware]:
     """Return what each request passes first, in order."""
     layers = [Middleware(RequestIds, calls, metrics), Middleware(BrowserGuard, browsers)]
@@ -129,7 +136,8 @@ def _middleware(
                 expose_headers=EXPOSED,
             )
         )
-    return [*layers, Middleware(JsonBodies)]
+    layers += [Middleware(JsonBodies), Middleware(DecodedBodies, max_body_bytes)]
+    return [*layers, Middleware(RelativeRedirects)]
 
 
 def _metrics_route(metrics: Callable[[], MetricsPage]) -> Route:

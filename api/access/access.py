@@ -15,7 +15,7 @@ from baton.api.access.key_accounts import KeyCall
 from baton.api.access.key_gate import KeyGate
 from baton.api.access.key_guesses import address_of_peer
 from baton.api.access.keys import Key, KeyScope
-from baton.api.backend import GenerateRequest
+from baton.api.backend import MAX_PRIORITY, GenerateRequest
 from baton.api.call_log import CallLog, CallRecord, record_in
 from baton.api.replies import error_response
 from baton.core.error_codes import ErrorCode
@@ -167,6 +167,13 @@ def abortable_by_call(metadata: _Metadata, keys: KeyGate | None) -> str | None:
 
 def _whose(key: Key) -> str | None:
     return None if KeyScope.ADMIN in key.scopes else key.name
+
+
+def highest_priority(request: Request) -> int:
+    """Return the highest priority that the request's key may give its answers."""
+    call: KeyCall | None = request.scope.get(_CALL)
+    most = None if call is None else call.account.key.max_priority
+    return MAX_PRIORITY if most is None else min(most, MAX_PRIORITY)
 
 
 def admit(request: Request, answers: Sequence[GenerateRequest]) -> None:

@@ -106,7 +106,7 @@ class JsonBodies:
         if scope["type"] == "http" and scope["method"] not in _BODYLESS:
             headers = Headers(scope=scope)
             given = headers.get("content-type", "")
-            if _has_body(headers) and given.partition(";")[0].strip().lower() != JSON:
+            if has_body(headers) and given.partition(";")[0].strip().lower() != JSON:
                 reply = error_response(_not_json(given), scope["path"])
                 reply.status_code = 415
         await reply(scope, receive, send)
@@ -119,7 +119,8 @@ def _without_port(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def _has_body(headers: Headers) -> bool:
+def has_body(headers: Headers) -> bool:
+    """Return True if a request with these headers has a body."""
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 

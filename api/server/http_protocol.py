@@ -20,6 +20,7 @@ from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_head
 from baton.api.server.buffered_protocol import BufferedHttp
 from baton.api.server.connection_table import Connection, ConnectionTable
 from baton.api.server.part_writer import CyclePartWriter
+from baton.api.server.request_parser import RequestParser
 from baton.api.sse import PARTS
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -58,6 +59,7 @@ class GuardedHttp(BufferedHttp):
     ) -> None:
         """calls: where refused requests are logged; None: nowhere."""
         super().__init__(table.buffer, **given)
+        self.parser = RequestParser(self)  # type: ignore[assignment]  # it has what is called
         self.logger = log
         self.timeout_keep_alive = limits.idle_s  # type: ignore[assignment]  # any float will do
         self._place = place

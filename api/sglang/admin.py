@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from baton import __version__
-from baton.api.access.access import abortable_by, owner_of
-from baton.api.backend import MAX_PRIORITY, Backend, GenerateRequest
+from baton.api.access.access import abortable_by, admit, highest_priority, owner_of
+from baton.api.backend import Backend, GenerateRequest
 from baton.api.body import Body
 from baton.api.errors import invalid, refused, shorten
 from baton.api.fields.field_table import FieldPlace
@@ -69,14 +69,15 @@ class NativeAdmin:
         through.
         """
         probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        # Before all that wait: a server with much to do is not ill.
+        # Before all that wait, if the key may: a server with much to do is not ill.
         request = GenerateRequest(
             new_request_id(),
             (PROBE_TOKEN,),
             probe,
-            priority=MAX_PRIORITY,
+            priority=highest_priority(http),
             owner=owner_of(http),
         )
+        admit(http, [request])
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._run(request)

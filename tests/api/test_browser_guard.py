@@ -273,3 +273,22 @@ async def test_concurrent_requests_are_judged_one_by_one(opened: Open) -> None:
             *(client.get("/health", headers={"origin": o} if o else {}) for o in (*FOREIGN, "") * 4)
         )
     assert [r.status_code for r in replies] == [403, 403, 403, 403, 200] * 4
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "a@evil.example"])
+@pytest.mark.parametrize("path", ["/health/", "/server_info/", "/server_info/?a=b"])
+async def test_a_redirect_stays_at_the_server_whatever_host_is_named(
+    opened: Open, host: str, path: str
+) -> None:
+    async with opened(BrowserPolicy()) as client:
+        reply = await client.get(path, headers={"host": host})
+        assert reply.status_code == 307
+        assert reply.headers["location"] == path.replace("/?", "?").removesuffix("/")
+        assert (await client.get(reply.headers["location"])).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "//evil.example/server_info/", "/\\evil/"])
+async def test_no_path_makes_a_redirect_that_names_another_server(opened: Open, path: str) -> None:
+    async with opened(BrowserPolicy()) as client:
+        reply = await client.get(client.base_url.copy_with(raw_path=path.encode()))
+        assert "evil" not in reply.headers.get("location", "")

@@ -17,6 +17,7 @@ from baton.api.access.key_accounts import KeyAccounts
 from baton.api.access.key_gate import KeyGate
 from baton.api.access.key_guesses import KeyGuesses, address_of_peer
 from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
+from baton.api.backend import MAX_PRIORITY
 from baton.api.counted_backend import CountedBackend
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import make_app
@@ -247,3 +248,22 @@ async def test_guesses_are_limited_by_address_and_right_keys_never(
 )
 def test_grpcs_name_of_a_peer_has_its_address(peer: str, address: str) -> None:
     assert address_of_peer(peer) == address
+
+
+async def test_a_health_probe_has_the_bounds_and_the_priority_of_its_key(
+    backend: FakeBackend, text: TextService, path: Path
+) -> None:
+    backend.hold_after = 0
+    server = Server(backend, text, path, concurrent_requests=1, max_priority=3)
+    async with server.client("ada") as ada, server.client("ben") as ben:
+        first = asyncio.create_task(ada.get("/health_generate"))
+        await asyncio.wait_for(backend.holding.wait(), DEADLINE_S)
+        reply = await asyncio.wait_for(ada.get("/health_generate"), DEADLINE_S)
+        assert reply.status_code == 429
+        assert "1 answers at once" in reply.json()["error"]["message"]
+        first.cancel()
+        await asyncio.wait([first], timeout=DEADLINE_S)
+        backend.hold_after = None
+        for client in (ada, ben):
+            assert (await client.get("/health_generate")).status_code == 200
+    assert [probe.priority for probe in backend.seen] == [3, 3, MAX_PRIORITY]
