@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from baton.api.access.client_limits import Refusal
 from baton.api.server.connection_table import Connection, ConnectionTable
@@ -23,6 +24,9 @@ A_TURN = 16
 them are closed by that work, so they need descriptors meanwhile."""
 PAUSE_S = 0.1
 """The pause after an accept for which the process had no descriptor or memory."""
+PLACE_S = 0.01
+"""The pause where all places, also those of connections that are told to leave, are taken by
+clients that had no time to send a request."""
 GIVES_WAY = 16
 """Idle connections that are then closed."""
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -47,7 +51,7 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._handshake_s = handshake_s
         self._tls = tls
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[bool]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -69,6 +73,9 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(A_TURN):
+            if not self._table.has_place():
+                self._wait(PLACE_S)
+                return
             try:
                 accepted, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -82,24 +89,27 @@ class Acceptor:
 
     def _admit(self, accepted: socket.socket, address: str) -> None:
         place = self._table.opened(address)
-        if place is None:
-            accepted.close()
-            return
         accepted.setblocking(False)
+        place.has_sent = partial(_has_unread, accepted)
         task = child(self._serve(accepted, place))
         place.drop = task.cancel
         self._opening.add(task)
-        task.add_done_callback(self._opened)
+        task.add_done_callback(partial(self._opened, accepted, place))
 
-    def _opened(self, task: "asyncio.Task[None]") -> None:
-        """Log what has kept a connection from being served. It is closed; others are served."""
+    def _opened(self, accepted: socket.socket, place: Connection, task: asyncio.Task[bool]) -> None:
+        """Close what has found no protocol. A task that is cancelled before its first step runs
+        none of its own code, so this is not in `_serve`."""
         self._opening.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             log.error("a connection could not be served", exc_info=error)
+        if task.cancelled() or error is not None or not task.result():
+            self._table.closed(place)
+            accepted.close()
 
-    async def _serve(self, accepted: socket.socket, place: Connection) -> None:
-        """Make the connection's protocol, after the TLS handshake if there is one."""
-        served = False
+    async def _serve(self, accepted: socket.socket, place: Connection) -> bool:
+        """Make the connection's protocol, after the TLS handshake if there is one. Return False
+        where that failed."""
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(
@@ -108,13 +118,10 @@ class Acceptor:
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else self._handshake_s,
             )
-            served = True
         except OSError:  # it left, or its handshake failed or took too long
             self._table.refused(Refusal.HANDSHAKE)
-        finally:
-            if not served:
-                self._table.closed(place)
-                accepted.close()
+            return False
+        return True
 
     def _pause(self) -> None:
         """Stop to accept for a moment: the socket stays readable, and would be tried for ever."""
@@ -122,5 +129,17 @@ class Acceptor:
         for _ in range(GIVES_WAY):
             self._table.make_room(Refusal.DESCRIPTORS)
         log.warning("no descriptor or memory for a connection; the next try is in %g s", PAUSE_S)
+        self._wait(PAUSE_S)
+
+    def _wait(self, pause_s: float) -> None:
+        """Leave new connections to the kernel for a moment."""
         self._loop.remove_reader(self._listener.fileno())
-        self._resume = self._loop.call_later(PAUSE_S, self.start)
+        self._resume = self._loop.call_later(pause_s, self.start)
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    """Return True if bytes have come that nobody has read."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:  # nothing, or it is closed
+        return False

@@ -1,8 +1,10 @@
 """The open HTTP connections, how many there may be, and which one gives way to a new one."""
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from baton.api.access.client_limits import ClientLimits, Refusal, client_of
@@ -14,6 +16,10 @@ from baton.core.errors import ApiError
 
 SHED = 32
 """Connections beyond the limit that are accepted to say so, and for `/health`."""
+GRACE_S = 0.25
+"""The time in which a connection may begin a request before it gives way to a new one."""
+_LOOKED_AT = 16
+"""Connections that are asked whether they have sent something, at most, for one that gives way."""
 
 
 class Guarded(Protocol):
@@ -29,7 +35,9 @@ class Connection:
     """One accepted connection."""
 
     client: str  # as `client_of` returns it
-    drop: Callable[[], object] = lambda: None  # closes it at once; set when it is served
+    since: float  # when it was accepted, or its last answer ended
+    drop: Callable[[], object] = lambda: None  # closes it at once; set when it is accepted
+    has_sent: Callable[[], bool] = lambda: False  # bytes wait to be read; set with `drop`
     served_by: Guarded | None = None  # set when its handshake is over
     shed: ApiError | None = None  # the answer to its request, unless that is for health
 
@@ -45,16 +53,24 @@ class _Client:
 class ConnectionTable:
     """All connections of one HTTP server.
 
-    At a limit, a new connection takes the place of one without a request. It is one of the same
+    At a limit, a new connection takes the place of one without a request that had `GRACE_S` to
+    begin one: the requests of a burst are on their way when it is accepted. It is one of the same
     client where the client's limit is reached, else one of the client that has the most such
     connections: who opens many loses theirs first.
     """
 
-    def __init__(self, limits: ClientLimits, most: int, metrics: ClientMetrics) -> None:
+    def __init__(
+        self,
+        limits: ClientLimits,
+        most: int,
+        metrics: ClientMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """most: connections at once; `limits.connections`, or fewer where files are scarce."""
         self._most = most
         self._most_of_client = limits.of_client(most)
         self._metrics = metrics
+        self._clock = clock
         self._open: set[Connection] = set()
         self._clients: dict[str, _Client] = {}
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -63,8 +79,12 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, address: str) -> Connection | None:
-        """Return the place of a new connection. None: there is no place, close it unanswered."""
+    def has_place(self) -> bool:
+        """Return True if a connection may be accepted, at least to be told that it is too many."""
+        return len(self._open) < self._most + SHED or self.make_room()
+
+    def opened(self, address: str) -> Connection:
+        """Return the place of a new connection."""
         name = client_of(address)
         client = self._clients.get(name) or _Client()
         shed: ApiError | None = None
@@ -84,9 +104,7 @@ class ConnectionTable:
                 f"{self._most} connections",
             )
             self.refused(Refusal.CONNECTIONS)
-        if len(self._open) >= self._most + SHED:
-            return None
-        made = Connection(name, shed=shed)
+        made = Connection(name, self._clock(), shed=shed)
         self._open.add(made)
         self._clients[name] = client
         client.open += 1
@@ -114,30 +132,45 @@ class ConnectionTable:
     def idle(self, connection: Connection) -> None:
         """Record that there is no request any more."""
         if connection in self._open:
+            connection.since = self._clock()
             self._clients[connection.client].idle[connection] = None
 
     def make_room(self, reason: Refusal = Refusal.CONNECTIONS) -> bool:
-        """Close a connection without a request. Return False where there is none."""
+        """Close a connection without a request. Return False where none gives way yet."""
         client = max(self._clients.values(), key=lambda each: len(each.idle), default=None)
         return client is not None and self._displace(client, reason)
 
     def check(self) -> None:
-        """End the connections whose deadlines have passed."""
+        """End the connections whose deadlines have passed, and those beyond the limits that ask
+        nothing."""
         for connection in tuple(self._open):
-            if connection.served_by is not None:
+            if connection.shed is not None and self._gives_way(connection):
+                self._drop(connection)
+            elif connection.served_by is not None:
                 connection.served_by.check()
 
     def refused(self, reason: Refusal) -> None:
         self._metrics.refused(reason)
 
     def _displace(self, client: _Client, reason: Refusal) -> bool:
-        if not client.idle:
-            return False
-        oldest = next(iter(client.idle))
-        self.closed(oldest)
-        oldest.drop()
-        self.refused(reason)
-        return True
+        for connection in tuple(islice(client.idle, _LOOKED_AT)):  # the longest idle first
+            if self._gives_way(connection):
+                self._drop(connection)
+                self.refused(reason)
+                return True
+        return False
+
+    def _gives_way(self, connection: Connection) -> bool:
+        """Return True for a connection without a request that had its time to begin one."""
+        return (
+            connection in self._clients[connection.client].idle
+            and self._clock() - connection.since >= GRACE_S
+            and not connection.has_sent()
+        )
+
+    def _drop(self, connection: Connection) -> None:
+        self.closed(connection)
+        connection.drop()
 
     def _count(self) -> None:
         self._metrics.connections.set(len(self._open))

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from baton.api.access.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.call_log import CallLog, record_in
+from baton.api.errors import too_many
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
 from baton.api.server.buffered_protocol import BufferedHttp
@@ -33,6 +34,18 @@ MAX_PIPELINED = 8
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.ERROR)  # uvicorn logs a warning a malformed request; they are counted here
+
+
+_PIPELINE_FULL = too_many(
+    ErrorCode.OVERLOADED,
+    f"{MAX_PIPELINED} requests wait on this connection",
+    f"{MAX_PIPELINED} requests",
+)
+_GAVE_WAY = too_many(
+    ErrorCode.OVERLOADED,
+    "this address has too many connections, and this one had no request",
+    "a request within a fraction of a second",
+)
 
 
 class _Reading(Enum):
@@ -71,6 +84,7 @@ class GuardedHttp(BufferedHttp):
         self._unparsed = 0  # bytes that the parser may hold
         self._header_bytes = 0
         self._headers = 0
+        self._deaf = False  # too many requests have come: no other is read
         self._refusal: tuple[Refusal, ApiError, int] | None = None  # raised inside the parser
         self._running: RequestResponseCycle | None = None
         self._unread_since: float | None = None  # when the client ceased to read
@@ -81,7 +95,7 @@ class GuardedHttp(BufferedHttp):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._place.served_by = self
-        self._place.drop = transport.abort
+        self._place.drop = self.give_way
         if self._place.shed is not None:
             self.app = _Shedding(self.app, self._place.shed, self._calls)
 
@@ -94,6 +108,8 @@ class GuardedHttp(BufferedHttp):
             running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf and self._reading is not _Reading.BODY:
+            return
         if self._reading is _Reading.NOTHING:
             self._enter(_Reading.HEADER)
         self._unparsed += len(data)
@@ -126,18 +142,17 @@ class GuardedHttp(BufferedHttp):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= MAX_PIPELINED:
-            self._raise(
-                Refusal.PIPELINE,
-                ApiError(
-                    ErrorCode.OVERLOADED,
-                    f"{MAX_PIPELINED} requests wait on this connection; read their answers first",
-                ),
-                429,
-            )
         self._unparsed = 0
+        if self._deaf:
+            raise _PIPELINE_FULL  # ends the parser
+        app = self.app
+        if len(self.pipeline) >= MAX_PIPELINED:  # its refusal comes after their answers
+            self._deaf = True
+            self._table.refused(Refusal.PIPELINE)
+            self.app = _Shedding(app, _PIPELINE_FULL, self._calls, but="")
         super().on_headers_complete()
-        if self._place.shed is not None:
+        self.app = app
+        if self._deaf or self._place.shed is not None:
             self.cycle.keep_alive = False
         self._table.busy(self._place)
         self._enter(_Reading.BODY)
@@ -166,8 +181,18 @@ class GuardedHttp(BufferedHttp):
             self._table.idle(self._place)
 
     def send_400_response(self, msg: str) -> None:
+        if self._deaf:
+            return
         malformed = ApiError(ErrorCode.INVALID_REQUEST, "this is no HTTP request")
         self._refuse(*(self._refusal or (Refusal.MALFORMED, malformed, 400)))
+
+    def give_way(self) -> None:
+        """Close an idle connection. If nothing was asked on it, say why: its request may be on the
+        way."""
+        if self._running is None:
+            error = self._place.shed or _GAVE_WAY
+            self.transport.write(_reply(error, error.status.http, b"", id_in_headers(None)))
+        self.transport.close()
 
     # Deadlines
 
@@ -275,14 +300,18 @@ class GuardedHttp(BufferedHttp):
 class _Shedding:
     """An ASGI application that answers health alone, and `error` to everything else."""
 
-    def __init__(self, app: ASGIApp, error: ApiError, calls: CallLog | None) -> None:
+    def __init__(
+        self, app: ASGIApp, error: ApiError, calls: CallLog | None, but: str = HEALTH
+    ) -> None:
+        """but: the path that is answered."""
+        self._but = but
         self._app = app
         self._error = error
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: ASGIApp = self._app
-        if scope["path"] != HEALTH:
+        if scope["path"] != self._but:
             reply = RequestIds(error_response(self._error, scope["path"]), self._calls)
         await reply(scope, receive, send)
 

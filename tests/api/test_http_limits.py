@@ -4,9 +4,10 @@ import asyncio
 
 import httpx
 import pytest
-from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, error_of, serving, until
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, serving, until
 
 from baton.api.access.client_limits import ClientLimits, Refusal
+from baton.api.server.http_protocol import MAX_PIPELINED
 
 
 @pytest.mark.parametrize("parts", [(b"GET /hea",), (GET[:-2],), (b"\r\n", b"\r\n")])
@@ -120,14 +121,23 @@ async def test_what_is_no_http_is_answered_with_400() -> None:
         assert server.refusals(Refusal.MALFORMED) == 1
 
 
-async def test_a_pipeline_is_bounded_and_its_first_answer_hears_of_the_end() -> None:
+async def test_a_pipeline_is_bounded_and_what_it_holds_is_answered() -> None:
     async with serving() as server:
-        first = b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"
-        _, writer = await server.connect()
-        writer.write(first + GET * 100)
-        await asyncio.wait_for(server.gone.wait(), DEADLINE_S)
-        assert server.refusals(Refusal.PIPELINE) == 1
+        reader, writer = await server.connect()
+        writer.write(WAIT + POST + b"12345" + GET * 100)
+        await until(lambda: server.refusals(Refusal.PIPELINE) == 1)
+        writer.write(GET * 100)
+        server.go_on.set()
+        reply = await asyncio.wait_for(reader.read(), DEADLINE_S)
         writer.close()
+        assert reply.count(b"HTTP/1.1 200 OK\r\n") == 1 + MAX_PIPELINED
+        assert b"at last" in reply and b"12345" in reply
+        head, _, refused = reply.partition(b"HTTP/1.1 429 ")
+        assert b"connection: close" in refused and b"HTTP/1.1" not in refused
+        assert (
+            "8 requests wait on this connection" in error_of(b"HTTP/1.1 429 " + refused)["message"]
+        )
+        assert b"connection: close" not in head
 
 
 async def test_a_pipelining_client_that_leaves_ends_its_first_answer() -> None:

@@ -8,7 +8,7 @@ from baton.engine.sizing import memory_groups
 
 
 class ControlGroups:
-    """What a process in `group` sees, where `top` of the hierarchy is mounted."""
+    """The files that a process in `group` sees, where `top` of the hierarchy is mounted."""
 
     def __init__(
         self,

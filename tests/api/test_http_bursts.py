@@ -1,0 +1,157 @@
+"""Bursts of connections beyond the limits: each gets its answer or its refusal, and none hangs."""
+
+import asyncio
+import gc
+import os
+import socket
+import ssl
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from api.attacked_http import DEADLINE_S, WAIT, Server, error_of, serving, until
+from https_certificates import TestAuthority
+from prometheus_client import CollectorRegistry
+
+from baton.api.access.client_limits import ClientLimits
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.server.acceptor import Acceptor
+from baton.api.server.connection_table import GRACE_S, SHED, ConnectionTable
+from baton.rpc.client_tls import ClientTls
+
+CLOSING_GET = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def ask(server: Server, tls: ssl.SSLContext | None) -> bytes:
+    """Return the status of the reply to one request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=tls)
+    try:
+        writer.write(CLOSING_GET)
+        async with asyncio.timeout(DEADLINE_S):
+            reply = await reader.read()
+        return reply[9:12] or b"none"
+    finally:
+        writer.close()
+
+
+async def burst(server: Server, count: int, tls: ssl.SSLContext | None = None) -> Counter[bytes]:
+    """Return how many of `count` simultaneous clients got which status."""
+    return Counter(await asyncio.gather(*(ask(server, tls) for _ in range(count))))
+
+
+async def test_each_of_a_burst_gets_an_answer_or_its_refusal() -> None:
+    async with serving(client_connections=8) as server:
+        before = descriptors()
+        for _ in range(3):
+            found = await burst(server, 150)
+            assert found.total() == 150 and set(found) <= {b"200", b"429"}, found
+            assert found[b"200"] >= 8
+        await until(lambda: descriptors() <= before)
+
+
+async def test_each_of_a_burst_is_answered_beside_busy_ones() -> None:
+    async with serving(client_connections=8) as server, AsyncExitStack() as open_:
+        for _ in range(8):
+            _, writer = await server.connect()
+            open_.callback(hang_up, writer)
+            writer.write(WAIT)
+        await until(lambda: server.waiting == 8)
+        assert await burst(server, 120) == {b"429": 120}
+        assert server.waiting == 8 and server.streams == 8
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ClientTls:
+    return ClientTls(TestAuthority.make().issue(tmp_path / "tls"))
+
+
+async def test_each_of_a_burst_is_answered_over_tls(tls: ClientTls) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with serving(tls, client_connections=4) as server:
+        found = await burst(server, 60, context)
+        assert found.total() == 60 and set(found) <= {b"200", b"429"}, found
+
+
+async def test_a_silent_connection_is_told_that_it_gives_way() -> None:
+    async with serving(client_connections=2) as server, AsyncExitStack() as open_:
+        silent = [await server.connect() for _ in range(2)]
+        for _, writer in silent:
+            open_.callback(hang_up, writer)
+        await until(lambda: server.connections == 2)
+        told = asyncio.create_task(silent[0][0].read())
+        async with asyncio.timeout(DEADLINE_S):
+            while not told.done():
+                assert await server.health() == 200
+        reply = await told
+        assert reply.startswith(b"HTTP/1.1 429 ")
+        assert "had no request" in error_of(reply)["message"]
+
+
+async def test_silent_connections_beyond_the_limit_do_not_keep_others_out() -> None:
+    async with serving(client_connections=2) as server, AsyncExitStack() as open_:
+        for _ in range(2):
+            _, writer = await server.connect("127.0.0.2")
+            open_.callback(hang_up, writer)
+            writer.write(WAIT)
+        await until(lambda: server.waiting == 2)
+        for _ in range(3 * SHED):
+            _, writer = await server.connect("127.0.0.2")
+            open_.callback(hang_up, writer)
+        assert await server.health() == 200
+        await until(lambda: (server.connections or 0) <= 2)
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_closes_its_socket() -> None:
+    limits = ClientLimits(client_connections=4)
+    table = ConnectionTable(limits, 64, ClientMetrics("router", CollectorRegistry()))
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = Acceptor(listener, table, lambda place: asyncio.Protocol(), 1.0)
+    gc.disable()
+    try:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(4)]
+        listener.setblocking(False)
+        for _ in clients:
+            accepted, address = listener.accept()
+            acceptor._admit(accepted, address[0])
+        acceptor.close()  # cancels all that no step of the loop has begun
+        await acceptor.wait_closed()
+        for client in clients:
+            client.settimeout(DEADLINE_S)
+            assert await asyncio.to_thread(client.recv, 1) == b""
+            client.close()
+        assert len(table) == 0
+    finally:
+        gc.enable()
+        listener.close()
+
+
+def test_who_has_sent_something_or_has_just_come_does_not_give_way() -> None:
+    now = 0.0
+    limits = ClientLimits(client_connections=2)
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(limits, 64, metrics, lambda: now)
+    dropped: list[int] = []
+    places = [table.opened("10.0.0.1") for _ in range(2)]
+    for at, place in enumerate(places):
+        place.drop = lambda at=at: dropped.append(at)  # type: ignore[misc]
+    assert table.opened("10.0.0.1").shed is not None and not dropped
+    now = GRACE_S
+    places[0].has_sent = lambda: True
+    table.closed(table.opened("10.0.0.1"))
+    assert dropped == [1]
+    places[0].has_sent = lambda: False
+    table.busy(places[0])
+    table.idle(places[0])
+    table.check()
+    assert dropped == [1]
+    assert table.opened("10.0.0.1").shed is None
