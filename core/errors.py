@@ -8,7 +8,8 @@ BatonError                     INTERNAL
 │   ├── WeightsError           INTERNAL           a checkpoint's tensors are wrong
 │   └── TokenizerFileError     INTERNAL           tokenizer files are missing or bad [text]
 ├── InvariantError             INTERNAL           bookkeeping does not balance: a fault of ours
-│   └── RankError              INTERNAL           a rank of a replica is lost, hangs or has failed
+│   ├── RankError              INTERNAL           a rank of a replica is lost, hangs or has failed
+│   └── DeviceLostError        INTERNAL           a GPU that takes no more work from this process
 ├── StoppedError               UNAVAILABLE        the engine's loop has ended, or the process ends
 ├── PeerLostError              UNAVAILABLE        a peer went away or is not who it was
 │   └── PeerSilentError        UNAVAILABLE        a peer was silent for its lease
@@ -86,6 +87,12 @@ class InvariantError(BatonError):
 
 class RankError(InvariantError):
     """A rank of a replica is lost, hangs or has failed: the engine of the replica must end."""
+
+
+class DeviceLostError(InvariantError):
+    """A GPU that takes no more work from this process: an illegal access or a hardware fault has
+    ended its context, so that every later call fails too.
+    """
 
 
 class StoppedError(BatonError):

@@ -8,7 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from baton.core.errors import InvariantError, StoppedError
+import torch
+
+from baton.core.errors import DeviceLostError, InvariantError, StoppedError
 from baton.core.supervised import child_thread
 from baton.engine.engine import Engine
 from baton.engine.layout.device import device_of, use_device
@@ -25,7 +27,9 @@ class EngineLoop:
     took) are called on its thread.
 
     A step that raises ends the requests of that step, with ERROR and the reason, and the loop goes
-    on. An InvariantError, or an error outside a step, ends the loop: `on_failure` is told.
+    on. An InvariantError, a lost device, or an error outside a step, ends the loop: `on_failure` is
+    told, and other workers can take over the requests. Memory of the device that does not suffice
+    for a step is that step's error: torch.OutOfMemoryError is no AcceleratorError.
     """
 
     def __init__(
@@ -113,6 +117,8 @@ class EngineLoop:
             events = self._engine.run_step()
         except InvariantError:
             raise
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(f"the device has failed in a step: {error}") from error
         except Exception as error:  # a model or a kernel may raise anything
             events = self._engine.fail_step(error)
         if self._on_step is not None:

@@ -4,6 +4,7 @@ One interface: a FIFO worker thread on a CPU, a CUDA stream on a GPU, or at once
 Work that is submitted later never starts before what was submitted earlier has finished.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from baton.core.errors import InvariantError
+from baton.core.errors import DeviceLostError, InvariantError
 from baton.core.supervised import submit
 from baton.engine.layout.device import use_device
 
@@ -119,6 +120,10 @@ class CudaStream:
 
     Work must leave its results in pinned host memory, by copies on the stream. The first waits for
     what the device was given until then: weights on their way, pools that are being cleared.
+
+    A result raises DeviceLostError where the device takes no more work. The stream asks that of
+    the device itself: of an error in the work alone, which may be Triton's or cuBLAS's, nobody can
+    tell whether later steps would fail too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,18 +141,23 @@ class CudaStream:
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         done: Future[T] = Future()
-        if not self._begun:
-            torch.cuda.synchronize(self._device)
-            self._begun = True
-        with torch.cuda.stream(self._stream):
-            try:
-                if self._lost is not None:
-                    raise self._lost
-                done.set_result(work())
-            except Exception as error:  # whoever asks for the result hears of it
-                done.set_exception(error)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+        try:
+            if not self._begun:
+                torch.cuda.synchronize(self._device)
+                self._begun = True
+            with torch.cuda.stream(self._stream):
+                try:
+                    if self._lost is not None:
+                        raise self._lost
+                    done.set_result(work())
+                except Exception as error:  # whoever asks for the result hears of it
+                    done.set_exception(error)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+        except RuntimeError as error:  # of the device's: the work's own has been caught
+            lost: Future[T] = Future()
+            lost.set_exception(_lost(error))
+            return lost
         return _Recorded(done, event)
 
     def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
@@ -167,7 +177,8 @@ class CudaStream:
             )
 
     def close(self) -> None:
-        self._stream.synchronize()
+        with contextlib.suppress(torch.AcceleratorError):  # a lost device has nothing to finish
+            self._stream.synchronize()
         self._marks.shutdown(wait=True)
 
 
@@ -188,11 +199,22 @@ class _Recorded(Generic[T]):
         and a kernel that hangs on a GPU without a display is ended by nobody.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._event.query():  # type: ignore[no-untyped-call]
+        while not self._passed():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device has not finished within {timeout} s")
             time.sleep(_LOOK_S)
         return self._done.result()
+
+    def _passed(self) -> bool:
+        """Return True when the device has passed the event. Raises DeviceLostError."""
+        try:
+            return bool(self._event.query())  # type: ignore[no-untyped-call]
+        except torch.AcceleratorError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> DeviceLostError:
+    return DeviceLostError(f"the device takes no more work: {error}")
 
 
 def forward_stream(device: torch.device, overlap: bool) -> ForwardStream:

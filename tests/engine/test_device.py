@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.test_forward_stream import FakeEvent, FakeStream
+from engine.fake_cuda import FakeEvent, FakeStream
 
 from baton.core.errors import ConfigError
 from baton.core.supervised import ProcessSupervisor

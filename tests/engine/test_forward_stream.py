@@ -6,9 +6,10 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from engine.fake_cuda import FakeDevice, FakeEvent
 from guarded_stream import guarded_stream
 
-from baton.core.errors import InvariantError
+from baton.core.errors import DeviceLostError, InvariantError
 from baton.engine.stream.forward_stream import (
     CudaStream,
     ForwardStream,
@@ -17,41 +18,12 @@ from baton.engine.stream.forward_stream import (
 )
 
 
-class FakeEvent:
-    waited = 0
-    hangs = False
-
-    def __init__(self, blocking: bool = False) -> None: ...
-
-    def record(self, stream: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        FakeEvent.waited += 1
-        return not FakeEvent.hangs
-
-
-class FakeStream:
-    def __init__(self, device: torch.device) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 def cuda_stream() -> ForwardStream:
     return CudaStream(torch.device("cuda"))
 
 
 def guarded_cuda_stream() -> ForwardStream:
     return guarded_stream(torch.device("cuda"), nullcontext)
-
-
-@pytest.fixture
-def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def broken() -> int:
@@ -101,6 +73,33 @@ def test_the_first_work_on_a_gpu_waits_for_what_the_device_was_given_before(
     for step in ("first", "second"):
         stream.submit(lambda step=step: told.append(step)).result()
     assert told == ["wait for cuda:1", "first", "second"]
+    stream.close()
+
+
+def lose_the_device() -> int:
+    """Run a step in which Triton finds that the context is lost: its error is a plain one."""
+    FakeDevice.lost = True
+    raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+
+def test_a_step_that_loses_the_device_says_so(without_a_gpu: None) -> None:
+    stream = cuda_stream()
+    before, failed, after = stream.submit(int), stream.submit(lose_the_device), stream.submit(int)
+    for each in (before, failed, after):
+        with pytest.raises(DeviceLostError, match="takes no more work: CUDA error: an illegal"):
+            each.result(60)
+    stream.close()
+
+
+def test_a_device_that_is_lost_before_the_first_step_is_the_results_error(
+    without_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit` itself would lose the step that it was given."""
+    stream = cuda_stream()
+    monkeypatch.setattr(FakeDevice, "lost", True)
+    first = stream.submit(int)
+    with pytest.raises(DeviceLostError):
+        first.result(60)
     stream.close()
 
 

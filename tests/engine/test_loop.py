@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 from engine.engines import greedy, make_engine
+from engine.fake_cuda import FakeDevice
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.core.errors import InvariantError, RequestError, StoppedError
+from baton.core.errors import DeviceLostError, InvariantError, RequestError, StoppedError
 from baton.core.finish import FinishReason
 from baton.engine.engine import Engine
 from baton.engine.layout.owners import Owner
@@ -19,6 +21,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.engine.request.events import Event, RequestFinished, TokenSampled
 from baton.engine.request.request import RequestSpec
 from baton.engine.step.forward_batch import ForwardBatch
+from baton.engine.stream.forward_stream import CudaStream
 
 DEADLINE = 60.0
 
@@ -118,6 +121,54 @@ def test_an_invariant_error_ends_the_loop_and_is_told() -> None:
     it.loop.stop(DEADLINE)
     with pytest.raises(StoppedError):
         it.loop.call(lambda engine: engine.status()).result(DEADLINE)
+
+
+class StepsThenLost(HashModel):
+    """A model whose third step ends the device's context."""
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool):  # type: ignore[no-untyped-def]
+        logits = super().forward(batch, states, pages)
+        FakeDevice.lost = self.forwards >= 3
+        return logits
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_lost_device_ends_the_loop_and_no_request(without_a_gpu: None, overlap: bool) -> None:
+    """The router hears that the worker is lost, and places its requests again: a client is told
+    nothing."""
+    stream = CudaStream(torch.device("cuda:0"))
+    it = Running(make_engine(StepsThenLost(), stream=stream, overlap=overlap))
+    it.submit(RequestSpec("a", (1, 2), greedy(50)))
+    error = it.failures.get(timeout=DEADLINE)
+    it.loop.stop(DEADLINE)
+    stream.close()
+    assert isinstance(error, DeviceLostError) and "illegal memory access" in str(error)
+    finished = [e for e in list(it.events.queue) if isinstance(e, RequestFinished)]
+    assert not finished, "an error that a retry elsewhere would not have"
+
+
+class OutOfMemory(HashModel):
+    error: Exception
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool):  # type: ignore[no-untyped-def]
+        raise self.error
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_memory_that_a_step_lacks_is_that_steps_error(without_a_gpu: None, lost: bool) -> None:
+    """Any other error of the accelerator ends the loop, also where the device could still be
+    asked."""
+    model = OutOfMemory()
+    model.error = (torch.AcceleratorError if lost else torch.OutOfMemoryError)("CUDA error")
+    it = Running(make_engine(model, stream=CudaStream(torch.device("cuda:0"))))
+    it.submit(RequestSpec("a", (1, 2), greedy(3)))
+    if lost:
+        assert isinstance(it.failures.get(timeout=DEADLINE), DeviceLostError)
+    else:
+        last = it.until_finished("a")[-1]
+        assert isinstance(last, RequestFinished) and last.reason is FinishReason.ERROR
+        assert it.audit() == [] and it.failures.empty()
+    it.loop.stop(DEADLINE)
 
 
 def test_a_call_that_finds_the_books_broken_ends_the_loop_too() -> None:
