@@ -52,7 +52,7 @@ def unprovable(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> 
     return (
         "one side may write into the other's memory from a pid namespace that the other cannot "
         "see, so that nothing would prove a lost writer's end; let the two share a pid namespace, "
-        "or set UCX_TLS to network transports alone"
+        "or set UCX_TLS to network transports alone (tcp; tcp,cuda_copy where there is a GPU)"
     )
 
 

@@ -9,7 +9,12 @@ from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.doctor.packages import installed
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
-from baton.transfer.channels.nixl.ucx import AGENT_BYTES, SHARED_MEMORY
+from baton.transfer.channels.nixl.ucx import (
+    AGENT_BYTES,
+    SHARED_MEMORY,
+    leaves_gpus_out,
+    network_alone,
+)
 
 LEAST_AGENTS = 4
 """Ends of streams between one prefill and two decode workers."""
@@ -58,7 +63,7 @@ def check_shared_memory(folder: str = SHARED_MEMORY) -> Finding:
         "each stream between two workers has an agent at either end; `baton serve` refuses to "
         "start more of them than fit",
         f"make it larger (mount -o remount,size=1g {folder}; --shm-size of a container), set "
-        "UCX_TLS=tcp, or use --channel grpc",
+        f"{network_alone()}, or use --channel grpc",
     )  # fmt: skip
 
 
@@ -96,5 +101,12 @@ def check_ucx(environment: Mapping[str, str] = os.environ) -> Finding:
             "UCX", Level.WARNING, told,
             "a worker whose interfaces differ from UCX_NET_DEVICES refuses to start NIXL",
             "unset it, and name interfaces with --nixl-interface",
+        )  # fmt: skip
+    if leaves_gpus_out(environment):
+        return Finding(
+            "UCX", Level.PROBLEM, told,
+            "NIXL does not start beside a GPU without a transport that copies from it; --channel "
+            "auto falls back to gRPC",
+            "add cuda_copy to UCX_TLS, or unset it",
         )  # fmt: skip
     return Finding("UCX", Level.NOTE, told) if told else ok("UCX", "no settings in the environment")

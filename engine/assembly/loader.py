@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError
 from baton.engine.assembly.followers import Followers
 from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.collectives.comm import Comm, Shard, SingleComm
-from baton.engine.collectives.rank_device import check_gpus, rank_device
+from baton.engine.collectives.rank_device import check_allocator, check_gpus, rank_device
 from baton.engine.layout.device import device_of, use_device
 from baton.engine.loading.weights import (
     Checkpoint,
@@ -43,6 +43,8 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     starting the processes of the others. See `load_part`; raises RankError too.
     """
     if config.tp == 1:
+        if device_of(config.device).type == "cuda":
+            check_allocator()
         return load_part(config, Shard(), SingleComm(), progress)
     check_ranks(config)
     check_gpus(config)

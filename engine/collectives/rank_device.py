@@ -56,12 +56,15 @@ def check_allocator() -> None:
 
     The leader allocates the pools of all ranks, and the others open them. Of an expandable segment
     they would have to take file descriptors out of the leader's process (pidfd_getfd), which
-    containers forbid (github.com/pytorch/pytorch/issues/165685).
+    containers forbid (github.com/pytorch/pytorch/issues/165685). UCX cannot open one either: it
+    moves state between two GPUs through the host, some hundred times slower
+    (github.com/ai-dynamo/nixl/issues/1754).
     """
     for name in _ALLOCATOR_SETTINGS:
         settings = os.environ.get(name, "").replace(" ", "").lower().split(",")
         if "expandable_segments:true" in settings:
             raise ConfigError(
-                f"{name} has expandable_segments:True, and tp > 1 on GPUs needs memory that "
-                "processes can share by CUDA's handles: leave expandable_segments out"
+                f"{name} has expandable_segments:True, and workers, like the ranks of one, share "
+                "GPU memory by CUDA's handles, which such memory does not have: leave "
+                "expandable_segments out"
             )

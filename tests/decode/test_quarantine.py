@@ -196,8 +196,12 @@ def test_pools_on_a_device_may_be_written_from_any_namespace(
 
 @pytest.mark.parametrize(
     ("transports", "alone"),
-    [("tcp", True), ("rc,ud", True), ("", False), ("tcp,cma", False), ("^cma", False)],
-)
+    [
+        ("tcp", True), ("rc,ud", True), ("", False), ("tcp,cma", False), ("^cma", False),
+        ("tcp,cuda_copy", True), ("rc,cuda_copy,gdr_copy", True), ("tcp,cuda", False),
+        ("tcp,cuda_copy,cuda_ipc", False),
+    ],
+)  # fmt: skip
 def test_ucx_tls_says_whether_writers_need_the_network(
     transports: str, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

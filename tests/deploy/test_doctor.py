@@ -28,6 +28,7 @@ from baton.deploy.doctor.links import check_rdma, check_ucx
 from baton.deploy.doctor.packages import check_package
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
+from baton.transfer.channels.nixl import ucx
 
 BATON = [sys.executable, "-m", "baton.cli.main"]
 CAN_MOUNT = os.geteuid() == 0 and shutil.which("unshare") is not None
@@ -217,6 +218,14 @@ def test_settings_of_the_system(tmp_path: Path) -> None:
     assert check_clock(now=0.0).level is Level.PROBLEM
     assert check_ucx({"UCX_NET_DEVICES": "eth0"}).level is Level.WARNING
     assert check_ucx({"UCX_TLS": "tcp"}).found == "UCX_TLS=tcp"
+
+
+def test_a_setting_that_stops_nixl_beside_a_gpu_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx, "DRIVER", tmp_path)
+    assert check_ucx({"UCX_TLS": "tcp"}).level is Level.PROBLEM
+    assert check_ucx({"UCX_TLS": "tcp,cuda_copy"}).level is Level.NOTE
 
 
 def test_a_problem_without_a_remedy_cannot_be_made() -> None:

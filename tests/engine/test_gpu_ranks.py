@@ -122,8 +122,9 @@ def test_memory_that_processes_cannot_share_is_refused(
         monkeypatch.setenv(name, good)
         check_gpus(options(folder))
     monkeypatch.setenv(name, "max_split_size_mb:64, expandable_segments:True")
-    with pytest.raises(ConfigError, match=f"{name} has expandable_segments:True, and tp > 1 on"):
-        load_model(options(folder))
+    for ranks in (2, 1):
+        with pytest.raises(ConfigError, match=f"{name} has expandable_segments:True, and workers"):
+            load_model(replace(options(folder), tp=ranks))
 
 
 def test_a_rank_whose_gpu_lacks_room_ends_the_start(

@@ -134,6 +134,27 @@ def test_too_little_shared_memory_is_seen_before_ucx_dies_of_it(
     ucx.check_shared_memory(agents=4)  # it maps nothing
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_beside_a_gpu_the_advice_is_one_with_which_nixl_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """NIXL refuses a UCX_TLS that names no transport for the GPU's memory."""
+    monkeypatch.setattr(ucx, "DRIVER", tmp_path / "version")
+    if gpu:
+        (tmp_path / "version").touch()
+    name, _, value = ucx.network_alone().partition("=")
+    monkeypatch.setenv(name, value)
+    assert not ucx.maps_peers() and not ucx.leaves_gpus_out({name: value})
+    monkeypatch.delenv(name)
+    with pytest.raises(ChannelError, match=f"set {name}={value}, or use --channel grpc"):
+        ucx.check_shared_memory(folder="/no/such/folder")
+    for transports in ("tcp", "rc,sm", ""):
+        assert ucx.leaves_gpus_out({name: transports}) is gpu, transports
+    for transports in ("tcp,cuda_copy", "cuda,sm", "all", "^rc"):
+        assert not ucx.leaves_gpus_out({name: transports}), transports
+    assert not ucx.leaves_gpus_out({})
+
+
 def test_only_readers_that_need_no_help_are_lent_to(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = Pools()
     channel = NixlChannel(channel_context(pools, TicketTable(pools.memory, 0)))

@@ -3,7 +3,8 @@
 import ctypes
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from baton.core.errors import ConfigError
 from baton.transfer.errors import ChannelError
@@ -12,9 +13,11 @@ SHARED_MEMORY = "/dev/shm"
 AGENT_BYTES = 5 << 20
 """Shared memory of one agent. 4.1 MiB were measured, and as much again outside of /dev/shm."""
 
+DRIVER = Path("/proc/driver/nvidia/version")
 _DEVICES = "UCX_NET_DEVICES"
 _NETWORK = frozenset(
     {"tcp", "rc", "rc_x", "rc_v", "dc", "dc_x", "ud", "ud_x", "ud_v", "ib", "self"}
+    | {"cuda_copy", "gdr_copy"}  # between a process's own GPU and host memory
 )
 _COPYING = frozenset({"cma", "sm", "shm", "all"})
 
@@ -40,6 +43,14 @@ def check_settings(devices: Sequence[str]) -> None:
         )
 
 
+def network_alone() -> str:
+    """Return the setting of UCX that rules shared memory out on this machine.
+
+    NIXL refuses to start beside a GPU where UCX_TLS names no transport that copies from it.
+    """
+    return "UCX_TLS=tcp,cuda_copy" if DRIVER.exists() else "UCX_TLS=tcp"
+
+
 def check_shared_memory(agents: int = 1, folder: str = SHARED_MEMORY) -> None:
     """Raise ChannelError where `folder` has no room for as many new agents.
 
@@ -53,7 +64,7 @@ def check_shared_memory(agents: int = 1, folder: str = SHARED_MEMORY) -> None:
     if free < needed:
         raise ChannelError(
             f"{folder} has {free >> 20} MiB free, and NIXL needs {needed >> 20} MiB there: make it "
-            "larger (--shm-size of a container), set UCX_TLS=tcp, or use --channel grpc"
+            f"larger (--shm-size of a container), set {network_alone()}, or use --channel grpc"
         )
 
 
@@ -89,6 +100,15 @@ def copies_by_kernel(pid: int) -> bool:
     else:
         allowed = bool(named & (_COPYING | {""}))
     return allowed and _may_copy(pid)
+
+
+def leaves_gpus_out(environment: Mapping[str, str]) -> bool:
+    """Return True where the environment keeps UCX from the memory of this machine's GPUs, so that
+    NIXL refuses to start."""
+    named = environment.get("UCX_TLS", "all").replace(" ", "")
+    if named.startswith("^") or not DRIVER.exists():
+        return False
+    return not {"all", "cuda", "cuda_copy"} & set(named.split(","))
 
 
 def _may_copy(pid: int) -> bool:
