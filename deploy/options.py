@@ -21,10 +21,13 @@ from baton.deploy.router_options import check_served_name, router_options
 from baton.engine.layout.grids import Strategy
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.choices import (
+    CPU_MAX_RUNNING,
+    CPU_MEMORY_FRACTION,
     DRAFT_TOKENS,
+    GPU_MAX_RUNNING,
+    GPU_MEMORY_FRACTION,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
-    MEMORY_FRACTION,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
     WINDOWS,
@@ -68,8 +71,10 @@ _ENGINE = (
                  help="Device of every worker, as torch names it: cpu or cuda."),
     click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
                  help="Tokens in one KV page."),
-    click.option("--max-running", type=click.IntRange(1), default=16, show_default=True,
-                 help="Most requests that a worker runs at once."),
+    click.option("--max-running", type=click.IntRange(1), default=None,
+                 help="Most requests that a worker runs at once; when left out "
+                 f"{CPU_MAX_RUNNING} on a CPU and {GPU_MAX_RUNNING} on a GPU, or as many as its "
+                 "memory serves."),
     click.option("--chunked-prefill-size", type=click.IntRange(1), default=None,
                  help="Most prompt tokens in one step; 512 on a CPU, 2048 on a GPU, when left "
                  "out."),
@@ -85,8 +90,10 @@ _ENGINE = (
                  help="Memory of one worker in GiB, of each of its ranks with --tp; a share of "
                  "the free memory when left out."),
     click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
-                 default=MEMORY_FRACTION, show_default=True,
-                 help="Part of the free memory that the workers share without --memory-gb."),
+                 default=None,
+                 help="Part of the memory that workers take without --memory-gb: of what the "
+                 f"machine has free, {CPU_MEMORY_FRACTION:g} when left out, for all workers on its "
+                 f"CPUs; of a GPU's whole memory, as far as it is free, {GPU_MEMORY_FRACTION:g}."),
     click.option("--held-fraction", type=click.FloatRange(0, 1),
                  default=HELD_FRACTION, show_default=True,
                  help="Part of a prefill worker's pool that prompts may hold before a "

@@ -1,7 +1,7 @@
 """One replica's engine: requests in, events out. Usable alone, in process."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -12,10 +12,11 @@ from baton.core.sampling_params import SamplingParams
 from baton.core.turns import turn_of
 from baton.engine.assembly.followers import Followers
 from baton.engine.assembly.leading_model import LeadingModel
-from baton.engine.assembly.loader import available_to_ranks, check_memory, ending_ranks, load_model
+from baton.engine.assembly.loader import ending_ranks, load_model, plan_of, with_memory
 from baton.engine.audit import audit
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.forward.runner import STEP_DEADLINE_S, ModelRunner
+from baton.engine.forward.runner import ModelRunner
+from baton.engine.forward.starting import started
 from baton.engine.forward.step_pipeline import StepPipeline
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
@@ -23,7 +24,6 @@ from baton.engine.layout.device import device_of
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.request.events import Event
 from baton.engine.request.output import Output, OutputCollector, PromptIds
 from baton.engine.request.request import Holding, Request, RequestSpec, RequestState, Reservation
@@ -39,7 +39,6 @@ from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
 from baton.engine.settings.config import EngineConfig
 from baton.engine.settings.counters import Counters
-from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.drafter import drafting
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.status import EngineStatus, engine_status
@@ -71,10 +70,8 @@ class Engine:
         device and the options. proposers: where the options ask for drafts; None: theirs.
         Raises ConfigError where the options do not fit."""
         device = device_of(config.device)
-        self.config = config
-        self.model_config = model.config
-        free = available_to_ranks(config) if config.memory_bytes is None else 0
-        self.plan = MemoryPlan(config, model.config, model.weight_bytes, free + model.weight_bytes)
+        self.plan = plan_of(config, model)
+        self.config = config = replace(config, max_running=self.plan.max_running)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
         tables = RequestTables(self.plan.tables, device)
@@ -89,9 +86,8 @@ class Engine:
             model.begin(self.states, self.pages, tables.pages, self.plan.step)
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
-        if isinstance(model, GraphedModel | LeadingModel):
-            known = self.states, self.pages, tables.pages, windows(kept, config.window)
-            self._stream.submit(partial(model.capture, *known)).result(STEP_DEADLINE_S)
+        known = self.states, self.pages, tables.pages, windows(kept, config.window)
+        self.memory_report = started(model, self._stream, self.plan, *known)
         self._pools = CachedPools(
             self.states, self.pages, tables, config.prefix_caching, self.counters
         )
@@ -103,7 +99,7 @@ class Engine:
             owned,
             self._donations,
             RowPlanner(tracker, config.page_size, drafter),
-            max_running=config.max_running,
+            max_running=self.plan.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
             beside_decode=config.prefill_beside_decode,
             grid=grids.checkpoint,
@@ -144,7 +140,7 @@ class Engine:
             if progress is not None:
                 progress("weights", done / max(1, total))
 
-        check_memory(config)
+        config = with_memory(config)
         model = load_model(config, weights)
         with ending_ranks(model):
             has_text = (config.model / "tokenizer.json").is_file()

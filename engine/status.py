@@ -39,7 +39,7 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
         slots=pools.slots.counts(),
         pages=pools.pages.counts(),
         shortages=pools.causes.lately,
-        max_running=plan.config.max_running,
+        max_running=plan.max_running,
         max_model_len=plan.max_model_len,
         decode_step_s=scheduler.speeds.decode_step_s,
         prompt_token_s=scheduler.speeds.prompt_token_s,

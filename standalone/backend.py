@@ -156,7 +156,7 @@ class LocalBackend:
             "slots": {owner.value: count for owner, count in status.slots.items()},
             "pages": {owner.value: count for owner, count in status.pages.items()},
             "counters": asdict(counters),
-            "memory_plan": plan.describe(),
+            "memory_plan": self._context.engine.memory_report,
         }
         return {**settings, "dp_size": 1, "internal_states": [now | settings]}
 
@@ -175,7 +175,7 @@ class LocalBackend:
 
     @property
     def _most_running(self) -> int:
-        return self._context.config.engine.max_running
+        return self._context.engine.plan.max_running
 
     def _room(self) -> Room:
         spare = self._most_running + DECODES_AHEAD - self._in_engine

@@ -98,5 +98,5 @@ def _hello(
         protocol_minor=PROTOCOL_MINOR,
         worker=identity,
         process=this_process(on_device=on_device),
-        fingerprint=worker_fingerprint(config.engine, engine.model_config, memory),
+        fingerprint=worker_fingerprint(config.engine, engine.plan.model_config, memory),
     )

@@ -46,7 +46,7 @@ class Reporter:
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
         self._model = model_name(context.config.engine.model)
-        self._memory_plan = context.engine.plan.describe()
+        self._memory_plan = context.engine.memory_report
         followers = context.engine.followers
         self._rank_pids = () if followers is None else tuple(followers.processes)
         plan, ranks = context.engine.plan, 1 + len(self._rank_pids)

@@ -16,7 +16,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "dtype": _name(config.dtype),
         "mamba_ssm_dtype": _name(config.ssm_dtype),
         "page_size": config.page_size,
-        "max_running_requests": config.max_running,
+        "max_running_requests": plan.max_running,
         "max_total_num_tokens": (plan.pages - 1) * config.page_size,
         "chunked_prefill_size": plan.chunked_prefill_size,
         "prefill_beside_decode": config.prefill_beside_decode,

@@ -58,7 +58,7 @@ def _round(
     subject: Subject, engine: Engine, timed: TimedEngine
 ) -> tuple[dict[str, float], dict[str, float]]:
     kernels = select(torch.device("cpu"), subject.torch_dtype, KernelChoice.AUTO)
-    machine = Machine(engine.model_config, subject.weight_dtype, kernels)
+    machine = Machine(engine.plan.model_config, subject.weight_dtype, kernels)
     results: dict[str, float] = {}
     limits = {"read_gb_s": machine.read_bytes_s / 1e9}
     for batch in subject.batches:

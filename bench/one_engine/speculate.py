@@ -175,7 +175,7 @@ def _rivals(
     guesser: DeviceProposer,
 ) -> list[tuple[str, list[RequestSpec], DeviceProposer | None]]:
     """Return (name, requests, proposer); no proposer: that of the name's acceptance."""
-    vocab = engine.model_config.vocab_size
+    vocab = engine.plan.model_config.vocab_size
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
     def requests(name: str, sampling: SamplingParams, phrase: int) -> list[RequestSpec]:
@@ -255,7 +255,7 @@ class _Known:
         self._answers = {spec.prompt_ids: answers[spec.request_id] for spec in specs}
         self._right = right
         self._rng = rng
-        self._vocab = engine.model_config.vocab_size
+        self._vocab = engine.plan.model_config.vocab_size
 
     def propose(
         self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int

@@ -31,7 +31,7 @@ class TimedEngine:
         self._submitted = 0
 
     def prompt(self, length: int) -> tuple[int, ...]:
-        vocab = self._engine.model_config.vocab_size
+        vocab = self._engine.plan.model_config.vocab_size
         return tuple(self._rng.randrange(vocab) for _ in range(length))
 
     def prefill(self, batch: int, length: int) -> PromptTimes:

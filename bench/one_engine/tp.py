@@ -88,7 +88,7 @@ def tp(
                 "ratio": one / several,
                 "same": same / size,
                 "sums": (_meetings(together) - before) / steps,
-                "sum_us": _sum_us(size * alone.model_config.hidden_size),
+                "sum_us": _sum_us(size * alone.plan.model_config.hidden_size),
             }
             values["sum_share"] = values["sums"] * values["sum_us"] * 1e-6 / (several / steps)
             for name, value in values.items():
@@ -96,7 +96,7 @@ def tp(
     together.close()
     alone.close()
     for size in sizes:
-        limits[f"copy_us_{size}"] = _copy_us(size * alone.model_config.hidden_size)
+        limits[f"copy_us_{size}"] = _copy_us(size * alone.plan.model_config.hidden_size)
     settings = {
         "model": str(model), "dtype": dtype, "ranks": ranks, "tokens": tokens, "turns": turns,
         "seed": seed,
@@ -105,7 +105,7 @@ def tp(
 
 
 def _prompts(engine: Engine, rng: random.Random, count: int) -> list[tuple[int, ...]]:
-    vocab = engine.model_config.vocab_size
+    vocab = engine.plan.model_config.vocab_size
     return [tuple(rng.randrange(vocab) for _ in range(_PROMPT)) for _ in range(count)]
 
 

@@ -112,7 +112,7 @@ class _Rival:
         self.cpu: list[float] = []
         engine.flush_cache()
         state = rng.getstate()
-        vocab = engine.model_config.vocab_size
+        vocab = engine.plan.model_config.vocab_size
         sampling = SamplingParams(temperature=0, max_tokens=steps + 8, ignore_eos=True)
         for name in self._names:
             length = _PROMPT + rng.randrange(spread)

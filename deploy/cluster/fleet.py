@@ -210,9 +210,7 @@ class Fleet:
         """Return the engine's config for a node with `beside` workers that start together."""
         gpus = self._wiring.config.placement.gpus_on(engine.device, engine.tp)
         part = min(1.0, gpus) if engine.device != "cpu" else 1.0  # of one GPU's memory
-        return replace(
-            engine, workers_on_host=beside, memory_fraction=engine.memory_fraction * part
-        )
+        return replace(engine, workers_on_host=beside, memory_fraction=engine.fraction * part)
 
     def _demand(self, role: Role, first: bool) -> Demand:
         """Return what a worker asks for. first: it is one that the cluster starts with."""

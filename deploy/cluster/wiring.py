@@ -112,7 +112,7 @@ class Wiring:
                 tp=self.config.tp_of(member.role),
                 threads=self.threads,
                 workers_on_host=len(self.config.members),
-                tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
+                tickets=min(engine.most_running, MOST_TICKETS) if takes_in else 0,
                 staging_bytes=self._staging_bytes(member.role),
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,

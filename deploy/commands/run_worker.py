@@ -60,7 +60,7 @@ def run_worker(
 
 
 def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> EngineConfig:
-    tickets = min(engine.max_running, MOST_TICKETS) if role is Role.DECODE else 0
+    tickets = min(engine.most_running, MOST_TICKETS) if role is Role.DECODE else 0
     if role is Role.PREFILL:
         engine = engine.for_prompts
     elif role is Role.DECODE:

@@ -1,5 +1,6 @@
 """Loading a model: its configuration, then its weights."""
 
+import logging
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,13 +28,16 @@ from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
 from baton.engine.settings.choices import LoadFormat, WeightFormat
 from baton.engine.settings.config import EngineConfig, ModelConfig
-from baton.engine.sizing.available import available_memory, check_budget
+from baton.engine.sizing.available import available_memory, card_memory, check_budget
 from baton.engine.sizing.engine_options import check_ranks
-from baton.engine.sizing.plan import MemoryPlan, readable
+from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.readable import readable
 from baton.engine.step.model import Model
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import select
 from baton.kernels.torch_kernels import TORCH
+
+log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
 
@@ -105,14 +109,21 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     held = () if config.load_format is LoadFormat.DUMMY else held_names(model.folder)
     part = divided_model(model, config.tp, weight_format=config.weight_format, held=held)
     free = available_to_ranks(config)
-    plan = MemoryPlan(config, part.config, part.weight_bytes, free)
+    plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
         raise ConfigError(
             f"memory_bytes is {readable(plan.budget_bytes)}, but {config.device} has "
-            f"{readable(free)} free: lower it, or leave it out to take "
-            f"{config.memory_fraction:.0%} of what is free"
+            f"{readable(free)} free: lower it (--memory-gb), or leave it out to take "
+            f"{config.fraction:.0%} of the card, as far as it is free"
         )
     return plan
+
+
+def plan_of(config: EngineConfig, model: Model) -> MemoryPlan:
+    """Plan the memory beside a loaded model. Raises ConfigError."""
+    free = available_to_ranks(config) if config.memory_bytes is None else 0
+    weights = model.weight_bytes
+    return MemoryPlan(config, model.config, weights, free + weights, total_of_ranks(config))
 
 
 def available_to_ranks(config: EngineConfig) -> int:
@@ -121,12 +132,34 @@ def available_to_ranks(config: EngineConfig) -> int:
     return min(available_memory(rank_device(config, rank)) for rank in ranks)
 
 
-def check_memory(config: EngineConfig) -> None:
-    """Raise ConfigError, before any weight is loaded, where memory can be seen not to suffice."""
+def total_of_ranks(config: EngineConfig) -> int | None:
+    """Return all memory of the rank whose GPU has least; None on a CPU."""
+    totals = [card_memory(rank_device(config, rank)) for rank in range(config.tp)]
+    return min((total for total in totals if total is not None), default=None)
+
+
+def with_memory(config: EngineConfig) -> EngineConfig:
+    """Return the options with what the memory decides on a GPU: the budget, and how many requests
+    run at once. Both are decided once, before weights are loaded and steps are captured.
+
+    Raises ConfigError, before any weight is loaded, where memory can be seen not to suffice.
+    """
     if device_of(config.device).type != "cpu":
-        planned_memory(config)
-    elif config.memory_bytes is not None:
+        plan = planned_memory(config)
+        if plan.max_running < config.most_running:
+            log.warning(
+                "%d requests run at once, not %d: memory does not serve more. --max-running says "
+                "otherwise; a larger --memory-fraction or --tp, or a smaller "
+                "--chunked-prefill-size, makes room",
+                plan.max_running,
+                config.most_running,
+            )
+        counted = plan.overhead_bytes if plan.counts_overhead else 0
+        budget = plan.budget_bytes - counted
+        return replace(config, max_running=plan.max_running, memory_bytes=budget)
+    if config.memory_bytes is not None:
         check_budget(config.tp * config.memory_bytes, "the engine")
+    return config
 
 
 def ready_model(
@@ -145,7 +178,7 @@ def ready_model(
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable:
-        return GraphedModel(built, config.max_running, CudaCapture())
+        return GraphedModel(built, config.most_running, CudaCapture())
     return built
 
 

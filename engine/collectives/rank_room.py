@@ -8,7 +8,7 @@ from baton.engine.collectives.rank_messages import RankPools
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.settings.config import ModelConfig
 from baton.engine.sizing.available import available_memory
-from baton.engine.sizing.plan import readable
+from baton.engine.sizing.readable import readable
 
 _TABLE_ITEM = 4  # bytes of a block table's entry
 

@@ -35,7 +35,12 @@ class Beside(StrEnum):
     AUTO = "auto"  # as many as make the step about twice as long, by measured speeds
 
 
-MEMORY_FRACTION = 0.8
+CPU_MEMORY_FRACTION = 0.8
+"""The part that workers take of the memory that a machine has free."""
+GPU_MEMORY_FRACTION = 0.9
+"""The part that a worker takes of a whole card, as far as it is free."""
+CPU_MAX_RUNNING, GPU_MAX_RUNNING = 16, 128
+"""Requests that decode at once. A GPU reads its weights once a step for all of them."""
 HELD_FRACTION = 0.5
 LAYER_GROUP_BYTES = 1 << 18
 TRACK_INTERVAL = 256

@@ -11,10 +11,13 @@ import torch
 from baton.engine.layout.grids import Strategy
 from baton.engine.layout.layout import CacheShape, RecurrentShape
 from baton.engine.settings.choices import (
+    CPU_MAX_RUNNING,
+    CPU_MEMORY_FRACTION,
     DRAFT_TOKENS,
+    GPU_MAX_RUNNING,
+    GPU_MEMORY_FRACTION,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
-    MEMORY_FRACTION,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
     Beside,
@@ -94,7 +97,8 @@ class EngineConfig:
     load_format: LoadFormat = LoadFormat.SAFETENSORS
     weight_format: WeightFormat = WeightFormat.MODEL
     page_size: int = 64
-    max_running: int = 16  # requests that decode at once
+    # Requests that decode at once; None: as many as the memory serves well, up to `most_running`.
+    max_running: int | None = None
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
     prefill_beside_decode: int | Beside | None = None
@@ -102,7 +106,8 @@ class EngineConfig:
     memory_bytes: int | None = (
         None  # a rank's budget for weights, pools, activations; None: by fraction
     )
-    memory_fraction: float = MEMORY_FRACTION  # of what the machine has free at start
+    # Of what a machine has free at start, or of a card's whole memory; None: see `fraction`.
+    memory_fraction: float | None = None
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them and their ranks
     tickets: int = 0  # hand-offs that may be under way into this engine
     # Of the budget, for buffers in which transfers bring KV of other numbers of ranks together.
@@ -139,6 +144,23 @@ class EngineConfig:
         """
         native = self.device == "cpu" and self.kernels is KernelChoice.AUTO
         return torch.float32 if native else self.dtype
+
+    @property
+    def on_gpu(self) -> bool:
+        """True where the replica computes on GPUs."""
+        return self.device != "cpu"
+
+    @property
+    def most_running(self) -> int:
+        """The most requests that decode at once."""
+        default = GPU_MAX_RUNNING if self.on_gpu else CPU_MAX_RUNNING
+        return default if self.max_running is None else self.max_running
+
+    @property
+    def fraction(self) -> float:
+        """The part of the memory that the engine may take; see `memory_fraction`."""
+        default = GPU_MEMORY_FRACTION if self.on_gpu else CPU_MEMORY_FRACTION
+        return default if self.memory_fraction is None else self.memory_fraction
 
     @property
     def window(self) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.sizing.memory_groups import memory_groups
-from baton.engine.sizing.plan import readable
+from baton.engine.sizing.readable import readable
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -29,6 +29,14 @@ def available_memory(device: torch.device) -> int:
             f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
         )
     return min([left, *(group.left for group in memory_groups())])
+
+
+def card_memory(device: torch.device) -> int | None:
+    """Return all bytes of a GPU's memory, those in use among them; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    _, total = torch.cuda.mem_get_info(device)
+    return int(total)
 
 
 def total_memory() -> int | None:

@@ -22,7 +22,7 @@ def check_options(
     beside = config.prefill_beside_decode
     least = {
         "page_size": config.page_size,
-        "max_running": config.max_running,
+        "max_running": config.most_running,
         "chunked_prefill_size": chunked_prefill_size,
         "prefill_beside_decode": 1 if beside is None or isinstance(beside, Beside) else beside,
         "workers_on_host": config.workers_on_host,
@@ -56,7 +56,7 @@ def check_options(
     if config.tickets < 0:
         raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
     for name, fraction in (
-        ("memory_fraction", config.memory_fraction),
+        ("memory_fraction", config.fraction),
         ("held_fraction", config.held_fraction),
     ):
         if not 0.0 <= fraction <= 1.0:

@@ -1,6 +1,7 @@
 """The division of a memory budget. A pure function of numbers."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +10,9 @@ from baton.engine.layout.grids import Grids, Strategy, resolve
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.request_tables import TableSizes
 from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.sizing.device_overhead import DeviceOverhead
 from baton.engine.sizing.engine_options import check_options
+from baton.engine.sizing.readable import readable
 from baton.engine.sizing.step_memory import StepMemory
 from baton.engine.speculation.shared_texts import TOKEN_BYTES
 
@@ -21,6 +24,12 @@ _TRACKED_STEPS = 3
 # Prompt tokens a step. 512 keep a few cores as busy as more do (measured from 256 to 2048).
 _CPU_CHUNK = 512
 _GPU_CHUNK = 2048
+_TOKENS_A_REQUEST = 2048
+"""Tokens of a request, about, for whose pages the default of max_running leaves room."""
+_WEIGHTS_AT_MOST = 0.9
+"""Part of a card that weights may take and leave room for requests."""
+_GPU_SPARE = 1 << 30
+"""Bytes of a GPU's free memory that are left to others."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,8 @@ class MemoryPlan:
 
     It has more than 25 methods because each quantity of the plan is a property of its own.
 
-    available_bytes: what the device has free, the weights included.
+    available_bytes: what the device has free, the weights included. total_bytes: all memory of a
+    GPU; None: as much as is free.
 
     Raises ConfigError when the options do not fit, with what would.
 
@@ -41,24 +51,67 @@ class MemoryPlan:
     model_config: ModelConfig
     weight_bytes: int
     available_bytes: int
+    total_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_options(self.config, self.model_config, self.chunked_prefill_size, self.donates_live)
-        if self._fits(self.config.max_running):
-            return
-        largest = self._largest_max_running()
-        wanted = self._pool_bytes(self.config.max_running)
+        if not self._fits(self.max_running):
+            raise ConfigError(self._refusal())
+
+    @cached_property
+    def max_running(self) -> int:
+        """The requests that decode at once: as configured, or as many as have pages for
+        _TOKENS_A_REQUEST each; where that is not even one, as many as fit at all.
+        """
+        most = self.config.most_running
+        if self.config.max_running is not None or self._serves(most):
+            return most
+        return _largest(self._serves, most) or _largest(self._fits, most) or 1
+
+    def _serves(self, running: int) -> bool:
+        """Return True if so many requests fit, each with pages for _TOKENS_A_REQUEST, and as many
+        bytes for cached snapshots as for those pages."""
+        each = self.page_layout.pages_for(min(self.wanted_len, _TOKENS_A_REQUEST))
+        more = (each - 1) * running * self._page_cost
+        return self._fits(running, 2 * more if self._caches_state else more)
+
+    def _refusal(self) -> str:
+        """Say what does not fit, and which options would help."""
+        wanted = self._pool_bytes(self.max_running)
+        beside = self.step_bytes + (self.overhead_bytes if self.counts_overhead else 0)
         message = (
-            f"max_running {self.config.max_running} needs {readable(wanted)} for states and "
+            f"max_running {self.max_running} needs {readable(wanted)} for states and "
             f"pages, but {readable(self.budget_bytes)} of budget leave "
             f"{readable(max(0, self.pool_bytes))} after {readable(self.weight_bytes)} of weights, "
-            f"{readable(self.step_bytes)} for a step and {readable(self.tables.nbytes)} of request "
+            f"{readable(beside)} for a step and {readable(self.tables.nbytes)} of request "
             "tables"
         )
+        largest = _largest(self._fits, self.max_running)
+        most = f"the largest max_running that fits is {largest}"
+        message += f"; {most if largest else 'not even one request fits'}"
+        return f"{message}. What would help: {', '.join(self._helps(largest))}"
+
+    def _helps(self, largest: int) -> Iterator[str]:
+        """Yield the options that would help. largest: max_running that fits, 0 for none."""
+        config = self.config
+        card = self.available_bytes if self.total_bytes is None else self.total_bytes
+        ranks = config.tp
+        while config.on_gpu and self.weight_bytes * config.tp / ranks > _WEIGHTS_AT_MOST * card:
+            ranks *= 2
+        if ranks > config.tp:
+            yield f"--tp {ranks}, on as many GPUs, for the weights alone"
+            return
         if largest:
-            raise ConfigError(f"{message}; the largest max_running that fits is {largest}")
-        raise ConfigError(f"{message}; not even one request fits: raise memory_bytes, or lower "
-                          "chunked_prefill_size or max_model_len")  # fmt: skip
+            yield f"--max-running {largest}"
+        if config.memory_bytes is not None:
+            yield "a larger --memory-gb"
+        else:
+            yield f"a larger --memory-fraction (now {config.fraction:g})"
+        yield f"a smaller --chunked-prefill-size (now {self.chunked_prefill_size})"
+        if not largest:
+            yield f"a smaller --max-model-len (now {self.wanted_len})"
+        if config.on_gpu:
+            yield f"--tp {2 * config.tp}, on as many GPUs"
 
     @property
     def chunked_prefill_size(self) -> int:
@@ -86,13 +139,32 @@ class MemoryPlan:
         config = self.config
         if config.memory_bytes is not None:
             return config.memory_bytes
-        share = config.workers_on_host * config.tp if config.device == "cpu" else 1
-        return int(self.available_bytes * config.memory_fraction) // share
+        if config.on_gpu:
+            total = self.available_bytes if self.total_bytes is None else self.total_bytes
+            free = self.available_bytes - _GPU_SPARE
+            return max(0, min(int(total * config.fraction), free))
+        share = config.workers_on_host * config.tp
+        return int(self.available_bytes * config.fraction) // share
+
+    @property
+    def overhead_bytes(self) -> int:
+        """The bytes that a GPU loses beside what torch allocates."""
+        return self._overhead(self.max_running).total if self.config.on_gpu else 0
+
+    @property
+    def counts_overhead(self) -> bool:
+        """True where they are in the budget, because it is a part of a card's memory."""
+        return self.config.on_gpu and self.config.memory_bytes is None
+
+    def _overhead(self, running: int) -> DeviceOverhead:
+        config = self.config
+        layers = len(self.model_config.layers)
+        return DeviceOverhead(running, layers, config.window, config.tp)
 
     @property
     def step(self) -> StepMemory:
         """The memory of the largest step."""
-        return self._step(self.config.max_running)
+        return self._step(self.max_running)
 
     def _step(self, running: int) -> StepMemory:
         return StepMemory(
@@ -100,7 +172,7 @@ class MemoryPlan:
             device=self.config.device,
             running=running,
             prompt_tokens=self.chunked_prefill_size,
-            context=self._wanted_len,
+            context=self.wanted_len,
             window=self.config.window,
         )
 
@@ -119,10 +191,10 @@ class MemoryPlan:
     @property
     def tables(self) -> TableSizes:
         """The request tables: rows of the running requests and of those adopted beyond them."""
-        return self._tables(self.config.max_running)
+        return self._tables(self.max_running)
 
     def _tables(self, running: int) -> TableSizes:
-        length = self._wanted_len
+        length = self.wanted_len
         return TableSizes(
             rows=1 + running + self.ticket_slots,
             width=self.page_layout.pages_for(length),
@@ -134,7 +206,14 @@ class MemoryPlan:
     def pool_bytes(self) -> int:
         """The bytes that the pools may take."""
         beside = self.texts_bytes + self.config.staging_bytes
+        beside += self.overhead_bytes if self.counts_overhead else 0
         return self.budget_bytes - self.weight_bytes - self.step_bytes - self.tables.nbytes - beside
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The bytes of weights, pools, request tables and the largest step."""
+        pools = self.slots * self.slot_layout.slot_bytes + self.pages * self.page_layout.page_bytes
+        return self.weight_bytes + pools + self.tables.nbytes + self.step_bytes
 
     @property
     def texts_bytes(self) -> int:
@@ -146,8 +225,8 @@ class MemoryPlan:
 
     @property
     def live_slots(self) -> int:
-        """Running requests, those held for a hand-off among them."""
-        return self.config.max_running
+        """Running requests, held ones among them."""
+        return self.max_running
 
     @property
     def ticket_slots(self) -> int:
@@ -162,10 +241,11 @@ class MemoryPlan:
     def track_slots(self) -> int:
         """Snapshots that planned steps may write, or that a row is to read: some of a prompt chunk,
         and those of the decoding rows that are tracked at once."""
-        return self._track_slots(self.config.max_running)
+        return self._track_slots(self.max_running, self.snapshots_per_prefill)
 
-    def _track_slots(self, running: int) -> int:
-        return self._tracked_rows(running) + self.snapshots_per_prefill if self.tracks else 0
+    def _track_slots(self, running: int, snapshots: int) -> int:
+        """Return `track_slots` for so many requests, and snapshots of a prompt's chunk."""
+        return self._tracked_rows(running) + snapshots if self.tracks else 0
 
     def _tracked_rows(self, running: int) -> int:
         """Estimate how many decoding rows are tracked at once: one in `grids.decode` a step. If
@@ -184,7 +264,7 @@ class MemoryPlan:
             return self.config.snapshots_per_prefill
         if not self.tracks or not self.slot_layout.slot_bytes:
             return 1
-        running = self.config.max_running
+        running = self.max_running
         slots = 1 + running + self._tracked_rows(running)
         slots += self.ticket_slots + self.quarantine_slots
         left = self.pool_bytes - self._least_bytes(running, slots)
@@ -221,10 +301,11 @@ class MemoryPlan:
         if self.config.cached_snapshots is not None:
             return self.config.cached_snapshots
         slot_bytes = self.slot_layout.slot_bytes
-        most = max(0, self.pool_bytes - self._pool_bytes(self.config.max_running)) // slot_bytes
+        least = self._pool_bytes(self.max_running, self.snapshots_per_prefill)
+        most = max(0, self.pool_bytes - least) // slot_bytes
         ratio = self.config.mamba_full_memory_ratio
         if ratio is None or not self.page_layout.page_bytes:
-            return min(SNAPSHOTS_A_REQUEST * self.config.max_running, most // 2)
+            return min(SNAPSHOTS_A_REQUEST * self.max_running, most // 2)
         wanted = int(self.pool_bytes * ratio / (1 + ratio)) // slot_bytes
         return min(most, max(0, wanted - self._busy_slots))
 
@@ -243,7 +324,7 @@ class MemoryPlan:
     def pages(self) -> int:
         """Rows of the page pool, the padding page among them: as many as the memory beside the
         slots allows, and at most what full slots of the longest sequences could use."""
-        per_request = self.page_layout.pages_for(self._wanted_len)
+        per_request = self.page_layout.pages_for(self.wanted_len)
         cached = self.snapshot_slots if self._caches_state else self.live_slots
         sequences = self.live_slots + self.ticket_slots + cached * self.config.prefix_caching
         useful = 1 + sequences * per_request
@@ -261,64 +342,22 @@ class MemoryPlan:
     @cached_property
     def max_model_len(self) -> int:
         """The longest sequence, in tokens: one that long fits the pages alone."""
-        return min(self._wanted_len, (self.pages - 1) * self.config.page_size)
-
-    def describe(self) -> dict[str, str]:
-        """Describe the plan in words, for a start-up message or a status page: the whole, then its
-        parts, always in this order. What takes nothing is left out."""
-        slot_bytes = self.slot_layout.slot_bytes
-        page_bytes = self.page_layout.page_bytes
-        return {
-            "budget": readable(self.budget_bytes),
-            "weights": readable(self.weight_bytes),
-            **{
-                name: f"up to {readable(nbytes)}"
-                for name, nbytes in self._step_parts.items()
-                if nbytes
-            },
-            "request tables": f"{self.tables.rows} rows = {readable(self.tables.nbytes)}",
-            **({"shared texts": f"up to {readable(self.texts_bytes)}"} if self.texts_bytes else {}),
-            **(
-                {"transfer buffers": f"up to {readable(self.config.staging_bytes)}"}
-                if self.config.staging_bytes
-                else {}
-            ),
-            "state slots": (
-                f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
-                f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
-                f"{self.ticket_slots} tickets, {self.quarantine_slots} quarantine, "
-                f"{self.snapshot_slots} cached snapshots)"
-            ),
-            "pages": (
-                f"{self.pages} of {readable(page_bytes)} = {readable(self.pages * page_bytes)}"
-            ),
-            "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
-            "longest sequence": f"{self.max_model_len:,} tokens",
-        }
+        return min(self.wanted_len, (self.pages - 1) * self.config.page_size)
 
     @property
-    def _step_parts(self) -> dict[str, int]:
-        """Bytes of the largest step, by what takes them."""
-        step = self.step
-        return {
-            "activations": step.activations,
-            "logits": step.logits,
-            "parts of attention": step.attention,
-            "expanded latents": step.latents + self._gathered_bytes,
-            "graphs": step.graphs,
-            "inputs of verified tokens": step.kept,
-        }
-
-    @property
-    def _wanted_len(self) -> int:
+    def wanted_len(self) -> int:
         return self.config.max_model_len or self.model_config.max_model_len
 
-    def _pool_bytes(self, running: int) -> int:
+    def _pool_bytes(self, running: int, snapshots: int | None = None) -> int:
         """Return the least bytes that `running` requests need: a slot and a page each, padding,
         tickets; and pages for one sequence of the length that was asked for.
+
+        snapshots: of a prompt's chunk; None: as few as can be.
         """
+        least = self.config.snapshots_per_prefill or 1
+        tracked = self._track_slots(running, least if snapshots is None else snapshots)
         tickets = self.ticket_slots + self.quarantine_slots
-        return self._least_bytes(running, 1 + running + self._track_slots(running) + tickets)
+        return self._least_bytes(running, 1 + running + tracked + tickets)
 
     def _least_bytes(self, running: int, slots: int) -> int:
         """Return the bytes of `slots` slots, and of pages for `running` requests or one of the
@@ -331,36 +370,30 @@ class MemoryPlan:
     @property
     def _page_cost(self) -> int:
         """Bytes of a page, and of its part when a step gathers the latents of its contexts."""
-        gathered = self.step.gathered_token_bytes * self.config.page_size
+        gathered = self._step(1).gathered_token_bytes * self.config.page_size
         return self.page_layout.page_bytes + gathered
 
     @property
-    def _gathered_bytes(self) -> int:
+    def gathered_bytes(self) -> int:
         """Bytes of one layer's latents of all pages, gathered."""
         return self.pages * self.config.page_size * self.step.gathered_token_bytes
 
-    def _fits(self, running: int) -> bool:
-        beside = self.weight_bytes + self.texts_bytes
+    def _fits(self, running: int, more: int = 0) -> bool:
+        """Return True if so many requests fit, and `more` bytes."""
+        beside = self.weight_bytes + self.texts_bytes + self.config.staging_bytes
         beside += self._step(running).total + self._tables(running).nbytes
-        return beside + self._pool_bytes(running) <= self.budget_bytes
-
-    def _largest_max_running(self) -> int:
-        """Find the largest max_running that fits, 0 for none, by bisection."""
-        fits, fails = 0, self.config.max_running
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            if self._fits(middle):
-                fits = middle
-            else:
-                fails = middle
-        return fits
+        if self.counts_overhead:
+            beside += self._overhead(running).total
+        return beside + self._pool_bytes(running) + more <= self.budget_bytes
 
 
-def readable(nbytes: int) -> str:
-    """Format 12345678 as "11.8 MiB"."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024.0:
-            return f"{value:.4g} {unit}"
-        value /= 1024.0
-    return f"{value:.4g} GiB"
+def _largest(fits: Callable[[int], bool], beyond: int) -> int:
+    """Find the largest number below `beyond` that fits, 0 for none, by bisection."""
+    fit, fails = 0, beyond
+    while fails - fit > 1:
+        middle = (fit + fails) // 2
+        if fits(middle):
+            fit = middle
+        else:
+            fails = middle
+    return fit

@@ -97,5 +97,5 @@ async def test_the_tokens_are_those_of_transformers(
     needed = sum(bytes_needed(plan.slot_layout, plan.page_layout, len(p)) for p in prompts)
     header = {"grpc": HEADER_BYTES, "local": 0, "nixl": NOTE_BYTES}[channel]
     # At most a segment of KV and one of state for each layer that ended apart from the others.
-    segments = len(prompts) * 2 * (1 + len(decode.engine.model_config.layers))
+    segments = len(prompts) * 2 * (1 + len(decode.engine.plan.model_config.layers))
     assert needed <= moved <= needed + segments * header, "a model's bytes, a header a segment"

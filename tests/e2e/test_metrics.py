@@ -71,7 +71,7 @@ async def test_what_moves_is_the_state_and_the_kv_to_the_token(
     lengths = [40, 100, 250]
     before = {way: _moved(cluster, way) for way in ("sent", "received")}
     await http_greedy(cluster, prompts_of(rng, lengths), 4)
-    needed = sum(handoff_bytes(engine.model_config, length) for length in lengths)
+    needed = sum(handoff_bytes(engine.plan.model_config, length) for length in lengths)
     for way, had in before.items():
         async with asyncio.timeout(DEADLINE_S):
             while (moved := _moved(cluster, way) - had) < needed:  # counted once it is posted

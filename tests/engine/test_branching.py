@@ -81,7 +81,7 @@ def test_where_the_cuts_are_the_same_a_resumed_run_is_exact_to_the_bit(
 ) -> None:
     """One prompt at a time, a chunk a step: what a cold run does after the shared chunks is what
     the resumed one does, number by number."""
-    grid = load(folder).model_config.mamba_chunk_size
+    grid = load(folder).plan.model_config.mamba_chunk_size
     warm = load(folder, chunked_prefill_size=grid, snapshots_per_prefill=8)
     cold = load(folder, chunked_prefill_size=grid, prefix_caching=False)
     for number, prompt in enumerate(prompts):

@@ -52,7 +52,7 @@ def test_answers_and_snapshots_are_those_of_plain_decoding_and_nothing_is_captur
     events = run(plain)
     expected = [tokens_of(events, spec.request_id) for spec in specs]
     sequences = [(*spec.prompt_ids, *a) for spec, a in zip(specs, expected, strict=True)]
-    known = Known(sequences, right, plain.model_config.vocab_size, seeded)
+    known = Known(sequences, right, plain.plan.model_config.vocab_size, seeded)
     config = replace(
         plain.config,
         max_running=16,

@@ -102,7 +102,7 @@ def test_threads_beside_the_workers_loop_set_its_device(devices: dict[str, torch
 
 
 def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "read_config", lambda *_: None)
+    monkeypatch.setattr(loader, "configured_model", lambda *_: None)
     config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat.INT8)
     with pytest.raises(ConfigError, match="int8 is for the CPU; got device cuda:1"):
         loader.load_model(config)

@@ -163,7 +163,7 @@ def test_answers_from_a_state_that_prefill_left(checkpoint: Checkpoint, strategy
     for prompt, output in zip(first, outputs, strict=True):
         depth = len(prompt)
         if strategy is Strategy.EXTRA_BUFFER:
-            depth -= depth % max(16, engine.model_config.mamba_chunk_size)
+            depth -= depth % max(16, engine.plan.model_config.mamba_chunk_size)
         assert output.finished.usage.cached_tokens == depth
     assert_close(checkpoint, f"{strategy}, prefill's state", second, outputs)
 
@@ -174,7 +174,7 @@ def test_answers_from_a_state_that_decoding_left(
     checkpoint: Checkpoint, strategy: Strategy
 ) -> None:
     engine = checkpoint.engine(strategy)
-    grid = max(TRACK, engine.model_config.mamba_chunk_size)
+    grid = max(TRACK, engine.plan.model_config.mamba_chunk_size)
     first = checkpoint.prompts(3, 60)
     answers = engine.generate(first, greedy(grid + 8))
     spoken = together(first, [output.token_ids for output in answers])

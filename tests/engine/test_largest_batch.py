@@ -73,16 +73,17 @@ FALCON_34B = {
     "tie_word_embeddings": False,
     "eos_token_id": 2,
 }
-# Before: with a track slot for each request, and without memory for graphs and parts of attention.
+# Before: with a track slot for each request, and without memory for graphs, parts of attention and
+# libraries on the device.
 TABLE = [
     # model, bf16 GB, fraction, before, largest
-    ("Granite-4.0-H-Tiny", GRANITE_TINY, 13.9, 0.8, 410, 723),
-    ("Nemotron-Nano-9B-v2", NEMOTRON_9B, 17.8, 0.8, 146, 261),
-    ("Qwen3.5-9B", QWEN_9B, 18.0, 0.8, 390, 606),
-    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.8, 23, 40),
-    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.95, 61, 105),
-    ("Granite-4.0-H-Small", GRANITE_SMALL, 64.4, 0.95, 30, 53),
-    ("Falcon-H1-34B", FALCON_34B, 67.4, 0.95, 9, 16),
+    ("Granite-4.0-H-Tiny", GRANITE_TINY, 13.9, 0.8, 410, 705),
+    ("Nemotron-Nano-9B-v2", NEMOTRON_9B, 17.8, 0.8, 146, 254),
+    ("Qwen3.5-9B", QWEN_9B, 18.0, 0.8, 390, 590),
+    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.8, 23, 34),
+    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.95, 61, 98),
+    ("Granite-4.0-H-Small", GRANITE_SMALL, 64.4, 0.95, 30, 48),
+    ("Falcon-H1-34B", FALCON_34B, 67.4, 0.95, 9, 13),
 ]
 
 
@@ -95,6 +96,7 @@ def options(path: Path, **more: Any) -> EngineConfig:
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that has GPU_BYTES free."""
     monkeypatch.setattr(loader, "available_memory", lambda device: GPU_BYTES)
+    monkeypatch.setattr(loader, "card_memory", lambda device: GPU_BYTES)
 
 
 @pytest.mark.usefixtures("free")
@@ -114,7 +116,7 @@ def test_the_largest_batch_on_80_gb(
     found = re.search(r"largest max_running that fits is (\d+)", str(refused.value))
     assert found is not None, refused.value
     print(f"{name}, {fraction:.0%} of 80 GB: {before} requests before, {found[1]} now")
-    assert int(found[1]) == largest > 1.5 * before
+    assert int(found[1]) == largest > 1.4 * before
     plan = planned_memory(options(path, memory_fraction=fraction, max_running=largest))
     assert round(plan.weight_bytes / 1e9, 1) == gigabytes
 
@@ -124,7 +126,7 @@ def test_a_gpu_too_small_is_named_before_a_weight_is_read(tmp_path: Path) -> Non
     """The folder has no weights at all."""
     path = write_config(tmp_path / "model", GRANITE_SMALL, small=False)
     with pytest.raises(ConfigError, match=r"not even one request fits"):
-        Engine.load(options(path))
+        Engine.load(options(path, memory_fraction=0.8))
     with pytest.raises(ConfigError, match=r"memory_bytes is 93.13 GiB, but cuda has 74.51 GiB"):
         Engine.load(options(path, memory_bytes=100 * 10**9))
 
@@ -144,3 +146,17 @@ def test_int8_weights_are_planned_as_they_are_kept(tmp_path: Path) -> None:
         for form in (WeightFormat.MODEL, WeightFormat.INT8)
     )
     assert 0.5 < rounded.weight_bytes / whole.weight_bytes < 0.56
+
+
+@pytest.mark.usefixtures("free")
+def test_budget_and_requests_are_decided_before_weights_are_read(tmp_path: Path) -> None:
+    """Captures are sized by them, and less memory is free afterwards."""
+    path = write_config(tmp_path / "model", GRANITE_SMALL, small=False)
+    config = loader.with_memory(options(path))
+    plan = planned_memory(options(path))
+    assert config.max_running == plan.max_running < 128
+    assert config.memory_bytes == plan.budget_bytes - plan.overhead_bytes
+    again = planned_memory(config)
+    assert (again.slots, again.pages) == (plan.slots, plan.pages)
+    on_cpu = options(path, device="cpu")
+    assert loader.with_memory(on_cpu) is on_cpu

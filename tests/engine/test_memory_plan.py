@@ -1,7 +1,10 @@
 """Tests of the division of a memory budget, by numbers alone."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +17,13 @@ from baton.engine.layout.layout import AttentionShape, LatentShape, RecurrentSha
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.sizing import available
+from baton.engine.sizing.device_overhead import DeviceOverhead
+from baton.engine.sizing.memory_use import MemoryUse, compared
 from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.plan_text import described
 from baton.engine.sizing.step_memory import StepMemory
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 # Sizes like Nemotron-Nano-9B's: 27 Mamba-2 layers beside 4 of attention.
 MODEL = ModelConfig(
     family="test",
@@ -71,11 +77,13 @@ def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
     try:
         made = plan(config, weights, model=model)
     except ConfigError as error:
-        largest = str(error).partition("largest max_running that fits is ")[2]
-        assume(largest)
-        plan(replace(config, max_running=int(largest)), weights, model=model)
+        named = re.search(r"largest max_running that fits is (\d+)", str(error))
+        assume(named)
+        assert named is not None
+        largest = int(named[1])
+        plan(replace(config, max_running=largest), weights, model=model)
         with pytest.raises(ConfigError):
-            plan(replace(config, max_running=int(largest) + 1), weights, model=model)
+            plan(replace(config, max_running=largest + 1), weights, model=model)
         return
     assert total(made) <= budget
     beside = made.quarantine_slots + made.track_slots + made.snapshot_slots
@@ -208,7 +216,7 @@ def test_a_budget_beyond_the_whole_machine_is_refused(
 
 
 def test_the_plan_says_what_it_is_in_one_order() -> None:
-    words = plan(CONFIG, 17 << 30, 1 << 38).describe()
+    words = described(plan(CONFIG, 17 << 30, 1 << 38))
     assert "16 live" in words["state slots"] and words["weights"] == "17 GiB"
     assert all(isinstance(value, str) for value in words.values())
     pools = ["request tables", "state slots", "pages", "tokens in pages", "longest sequence"]
@@ -217,8 +225,15 @@ def test_the_plan_says_what_it_is_in_one_order() -> None:
     latent = replace(
         MODEL, attention=(LatentShape(576),) * 4, query_heads=32, expanded_latent=32 * 256
     )
-    words = plan(gpu, 17 << 30, 1 << 38, latent).describe()
-    parts = ["activations", "logits", "parts of attention", "expanded latents", "graphs"]
+    words = described(plan(gpu, 17 << 30, 1 << 38, latent))
+    parts = [
+        "activations",
+        "logits",
+        "parts of attention",
+        "expanded latents",
+        "graphs",
+        "GPU libraries",
+    ]
     assert list(words) == ["budget", "weights", *parts, *pools]
 
 
@@ -280,4 +295,89 @@ def test_buffers_of_transfers_are_taken_from_the_pools() -> None:
     without, buffers = plan(config), plan(replace(config, staging_bytes=512 * MIB))
     assert without.pool_bytes - buffers.pool_bytes == 512 * MIB
     assert total(buffers) + 512 * MIB <= buffers.budget_bytes
-    assert buffers.describe()["transfer buffers"] == "up to 512 MiB"
+    assert described(buffers)["transfer buffers"] == "up to 512 MiB"
+
+
+def on_gpu(**more: Any) -> EngineConfig:
+    return replace(CONFIG, device="cuda", **more)
+
+
+def test_a_gpus_budget_is_nine_tenths_of_the_card_as_far_as_it_is_free() -> None:
+    card = 80 * GIB
+    alone = MemoryPlan(on_gpu(), MODEL, 0, card - GIB, card)
+    assert alone.budget_bytes == int(0.9 * card)
+    shared = MemoryPlan(on_gpu(memory_fraction=0.45), MODEL, 0, 40 * GIB, card)
+    assert shared.budget_bytes == int(0.45 * card), "as much beside another worker as before it"
+    crowded = MemoryPlan(on_gpu(), MODEL, 0, 30 * GIB, card)
+    assert crowded.budget_bytes == 29 * GIB
+    assert plan(CONFIG, 0, card).budget_bytes == int(0.8 * card)
+
+
+def test_libraries_take_a_part_of_a_card_and_none_of_an_asked_for_budget() -> None:
+    card = 80 * GIB
+    whole = MemoryPlan(on_gpu(), MODEL, 0, card, card)
+    assert whole.overhead_bytes > 600 * MIB
+    assert whole.tensor_bytes + whole.overhead_bytes <= whole.budget_bytes
+    given = MemoryPlan(on_gpu(memory_bytes=whole.budget_bytes), MODEL, 0, card, card)
+    assert given.pool_bytes - whole.pool_bytes == whole.overhead_bytes
+    assert plan(CONFIG, 0, card).overhead_bytes == 0
+
+
+def test_libraries_take_more_for_more_ranks_sizes_and_windows() -> None:
+    least = DeviceOverhead(running=16, layers=40, window=1, ranks=1)
+    assert replace(least, running=256).executables > least.executables > 0
+    assert replace(least, window=4).executables > least.executables
+    assert replace(least, layers=80).executables == 2 * least.executables
+    assert replace(least, captures=False).executables == 0
+    assert replace(least, ranks=2).total - least.total > 900 * MIB
+    assert least.total == least.libraries + least.executables + least.transfers
+
+
+def test_fewer_requests_run_at_once_where_memory_does_not_serve_the_default() -> None:
+    card = 40 * GIB
+    weights = 17 * GIB
+    made = MemoryPlan(on_gpu(), MODEL, weights, card, card)
+    assert 1 < made.max_running < 128
+    pages = made.page_layout.pages_for(2048)
+    assert made.pages > 0.9 * made.max_running * pages
+    more = on_gpu(max_running=made.max_running * 5 // 4)
+    beyond = MemoryPlan(more, MODEL, weights, card, card)
+    assert beyond.pages < 0.8 * beyond.max_running * pages
+    assert MemoryPlan(on_gpu(), MODEL, 0, 10 * card, 10 * card).max_running == 128
+    assert plan(CONFIG, 0, 10 * card).max_running == 16
+    with pytest.raises(
+        ConfigError, match=r"max_running 128 needs .*help: --max-running \d+, a lar"
+    ):
+        MemoryPlan(on_gpu(max_running=128), MODEL, weights, card, card)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (on_gpu(), "--memory-fraction (now 0.9), --chunked-prefill-size (now 2048), --tp 2"),
+        (on_gpu(memory_bytes=19 * GIB), "--memory-gb, --chunked-prefill-size (now 2048), --tp 2"),
+        (replace(CONFIG, memory_bytes=19 * GIB), "--memory-gb, --chunked-prefill-size (now 2048)"),
+        (on_gpu(tp=2, memory_fraction=0.8), "--memory-fraction (now 0.8), --chunked-pre"),
+    ],
+)
+def test_a_refusal_names_the_options_that_would_help(config: EngineConfig, named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        MemoryPlan(config, MODEL, 19 * GIB, 22 * GIB, 22 * GIB)
+    helps = str(refused.value).partition("would help: ")[2]
+    for option in named.split(", "):
+        assert option in helps
+    assert ("--tp" in helps) is config.on_gpu
+
+
+def test_what_is_used_is_compared_with_the_plan(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    made = MemoryPlan(on_gpu(), MODEL, 0, 80 * GIB, 80 * GIB)
+    as_planned = MemoryUse(made.tensor_bytes, made.tensor_bytes, made.tensor_bytes + 700 * MIB)
+    told = compared(made, as_planned)
+    assert told["used beside torch"].startswith("700 MiB of ")
+    assert told["used by tensors"].startswith("up to ")
+    more = replace(as_planned, peak=made.tensor_bytes + 1)
+    compared(made, more)
+    compared(made, replace(as_planned, on_card=made.tensor_bytes + 9 * GIB))
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.INFO, logging.WARNING, logging.WARNING]

@@ -133,5 +133,5 @@ def test_mixed_steps_read_nothing_on_the_host_and_take_one_copy_from_it(
     assert guard.steps == counters.steps > 40
     assert guard.uploads == 0
     assert counters.state_hit_tokens
-    assert bool(counters.snapshots_donated) == bool(engine.model_config.recurrent)
+    assert bool(counters.snapshots_donated) == bool(engine.plan.model_config.recurrent)
     assert_clean(engine)

@@ -215,6 +215,6 @@ def test_bad_options_and_scopes_are_refused() -> None:
     with pytest.raises(ConfigError, match="0 or 1024 to"):
         make_engine(speculative_algorithm=NGRAM, speculative_ngram_capacity=9)
     engine = sharing()
-    assert "shared texts" in engine.plan.describe()
+    assert "shared texts" in engine.memory_report
     with pytest.raises(RequestError, match="16 bytes; got 3"):
         engine.submit(RequestSpec("r", (1,), greedy(2), draft_scope=b"abc"))

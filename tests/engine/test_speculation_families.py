@@ -86,7 +86,7 @@ def drafting(
         speculative_algorithm=SpeculativeAlgorithm.AUTO if paced else SpeculativeAlgorithm.NGRAM,
         speculative_num_draft_tokens=tokens,
     )
-    vocab = engine.model_config.vocab_size
+    vocab = engine.plan.model_config.vocab_size
     proposer = Known(sequences, right, vocab, rng)
     guesser = None if side == "host" else KnownOnDevice(proposer)
     texts = (PredictionSource(), KnownText(proposer)) if side == "texts" else ()
@@ -148,7 +148,7 @@ def test_native_answers_and_snapshots_are_the_same_bits(
         kept += len(states[0])
         for depth, state in states[0].items():
             assert torch.equal(state, states[1][depth]), f"state after {depth} tokens"
-    assert kept or not engine.model_config.recurrent
+    assert kept or not engine.plan.model_config.recurrent
     assert engine.counters.draft_rows
 
 

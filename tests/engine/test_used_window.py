@@ -70,7 +70,7 @@ def drafting(
         guesses,
         [(*spec.prompt_ids, *answer) for spec, answer in zip(specs, expected, strict=True)],
         right,
-        plain.model_config.vocab_size,
+        plain.plan.model_config.vocab_size,
         rng,
     )
     config = replace(
@@ -133,7 +133,7 @@ def test_a_step_and_its_commit_take_as_many_operations_at_any_window_and_batch(
     of one kind. Where nothing is guessed, there is nothing to commit."""
     answered(plain, [RequestSpec("plain", (5, 6, 7), greedy(TOKENS))])
     step, commit = set(computed.operations), 1
-    assert len(step) == 1 and step != {commit} and len(plain.model_config.recurrent) > 1
+    assert len(step) == 1 and step != {commit} and len(plain.plan.model_config.recurrent) > 1
     for guesses in (0, 1, 3, 7):
         for rows in (1, 3):
             requests = asked(plain, rows, seeded)

@@ -1,0 +1,68 @@
+"""The GPU memory that is taken beside what torch allocates. A pure function of numbers.
+
+Nothing of it has been measured with Baton: the numbers are what other engines and NVIDIA report.
+The log compares the plan with what is used, once an engine has started.
+"""
+
+from dataclasses import dataclass
+
+from baton.engine.layout.batch_sizes import batch_sizes, window_sizes
+from baton.engine.settings.choices import windows_up_to
+
+_MIB = 1 << 20
+_CONTEXT = 600 * _MIB
+"""CUDA's context with the code of torch, cuBLAS and Triton."""
+_WORKSPACES = 3 * 32 * _MIB
+"""cuBLAS's, one a stream, of 32 MiB on Hopper: of forwards, of captures, and of the default one."""
+_NODE = 16 << 10
+"""An executable graph's kernel node; up to 64 KiB by older drivers."""
+_NODES_A_LAYER = 12
+_NCCL = 512 * _MIB
+"""NCCL's channels and buffers of one rank."""
+_PEER_CONTEXT = 500 * _MIB
+"""The leader's context on another rank's GPU, whose pools it allocates."""
+_TRANSFERS = 256 * _MIB
+"""UCX's memory on the device, of all agents of a worker."""
+
+
+@dataclass(frozen=True)
+class DeviceOverhead:
+    """Estimates of the bytes on a GPU that no tensor of ours takes, by what takes them.
+
+    running: requests that decode at once. layers: of the model. window: tokens that a step verifies
+    of a request. ranks: of the replica.
+    """
+
+    running: int
+    layers: int
+    window: int
+    ranks: int
+    captures: bool = True  # decode steps are captured as graphs
+
+    @property
+    def total(self) -> int:
+        return self.libraries + self.executables + self.collectives + self.transfers
+
+    @property
+    def libraries(self) -> int:
+        """Bytes of the context, of kernels and of workspaces."""
+        return _CONTEXT + _WORKSPACES
+
+    @property
+    def executables(self) -> int:
+        """Bytes of executable graphs. A step that verifies tokens has a second, its commit."""
+        if not self.captures:
+            return 0
+        graphs = len(batch_sizes(self.running))
+        graphs += sum(2 * len(window_sizes(self.running, w)) for w in windows_up_to(self.window))
+        return graphs * self.layers * _NODES_A_LAYER * _NODE
+
+    @property
+    def collectives(self) -> int:
+        """Bytes of what the ranks of a replica say to each other with."""
+        return _NCCL + _PEER_CONTEXT if self.ranks > 1 else 0
+
+    @property
+    def transfers(self) -> int:
+        """Bytes of what state is sent and received with."""
+        return _TRANSFERS

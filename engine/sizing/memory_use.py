@@ -1,0 +1,52 @@
+"""The memory of a GPU that a started engine uses, beside what was planned."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.readable import readable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of a GPU, after an engine has captured its steps and computed the largest."""
+
+    peak: int  # that tensors took at once, at most
+    reserved: int  # that torch holds for tensors
+    on_card: int  # in use by all processes
+
+    @property
+    def beside(self) -> int:
+        """Bytes that are no tensor's: of CUDA and libraries, and of other processes."""
+        return max(0, self.on_card - self.reserved)
+
+
+def memory_use(device: torch.device) -> MemoryUse | None:
+    """Measure this process's GPU; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return MemoryUse(peak, torch.cuda.memory_reserved(device), total - free)
+
+
+def compared(plan: MemoryPlan, use: MemoryUse) -> dict[str, str]:
+    """Describe what is used and what was planned for it, and log it; warn of what is more."""
+    planned = plan.tensor_bytes
+    told = {
+        "used by tensors": f"up to {readable(use.peak)} of {readable(planned)} planned",
+        "held by torch": readable(use.reserved),
+        "used beside torch": f"{readable(use.beside)} of {readable(plan.overhead_bytes)} planned",
+    }
+    over = use.peak > planned or use.beside > plan.overhead_bytes
+    log.log(
+        logging.WARNING if over else logging.INFO,
+        "memory of %s at the start: %s",
+        plan.config.device,
+        "; ".join(f"{name} {text}" for name, text in told.items()),
+    )
+    return told
