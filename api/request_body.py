@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from baton.api.access.access import owner_of
+from baton.api.access.client_limits import client_of
 from baton.api.backend import Backend
 from baton.api.call_log import record_in
 from baton.api.deadline import Deadline
@@ -56,7 +57,7 @@ class BodyReader:
             parts.append(part)
             size += len(part)
             if size > LARGE_BYTES and self.large is not None:
-                with self.large.open() as file:
+                with self.large.open(_holders(request)) as file:
                     for each in parts:
                         file.write(each)
                     parts.clear()
@@ -113,6 +114,13 @@ def labels_of(
         record_in(request.scope),
         body.explain,
     )
+
+
+def _holders(request: Request) -> set[str]:
+    """Return the names under which the bytes of a request's body are counted."""
+    owner = owner_of(request)
+    address = "" if request.client is None else client_of(request.client.host)
+    return {f"address {address}"} | (set() if owner is None else {f"key {owner}"})
 
 
 def _too_large(limit: int) -> ApiError:

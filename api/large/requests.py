@@ -3,6 +3,7 @@
 import asyncio
 import time
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 
 from baton.api.errors import invalid
@@ -50,9 +51,10 @@ class LargeRequests:
         takes some 45 MB; the other one is started when it is needed."""
         self._short.start()
 
-    def open(self) -> BodyFile:
-        """Return a file for the bytes of one request. Raises OVERLOADED if there are too many."""
-        return self._held.open()
+    def open(self, holders: Collection[str] = ()) -> BodyFile:
+        """Return a file for the bytes of one request. holders: its key and its address, which have
+        a share each. Raises OVERLOADED if there are too many."""
+        return self._held.open(holders)
 
     async def parse(self, job: ParseJob, data: BodyFile) -> Parsed:
         """Return a body without its prompts. Raises `ApiError`."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -169,3 +169,22 @@ async def test_large_bodies_are_received_at_a_pace() -> None:
     pace, began = Pace(), time.monotonic()
     await asyncio.gather(*(pace.took(1 << 20) for _ in range(10)))
     assert time.monotonic() - began >= (10 << 20) / BYTES_PER_S - BURST_S
+
+
+def test_one_key_or_address_cannot_hold_all_files_or_bytes() -> None:
+    held = HeldBytes(most=400, files=8)
+    with ExitStack() as open_:
+        for at in range(2):
+            open_.enter_context(held.open({"key ada", f"address {at}"}))
+        with pytest.raises(ApiError):
+            held.open({"key ada", "address 9"})
+        other = open_.enter_context(held.open({"key ben", "address 0"}))
+        with pytest.raises(ApiError):
+            held.open({"key eve", "address 0"})
+        other.write(bytes(100))
+        with pytest.raises(ApiError):
+            other.write(b"x")
+        open_.enter_context(held.open({"key eve", "address 9"})).write(bytes(100))
+    assert (held.files, held.bytes) == (0, 0)
+    with held.open({"key ada", "address 0"}) as again:
+        again.write(bytes(100))
