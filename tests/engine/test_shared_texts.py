@@ -36,7 +36,7 @@ def ask(engine: Engine, *specs: RequestSpec) -> list:
 
 
 def test_what_only_shares_a_hash_is_not_found(seeded: random.Random) -> None:
-    """In a ring this small, other tails often meet in one place of the table, and the same tail of
+    """Tails often meet in one place of the table of so small a ring, and the same tail of
     another scope lies where a scope had it before. What follows each tail of each scope is unlike
     all else, so it tells whose it is.
     """
