@@ -1,7 +1,7 @@
 """The division of a memory budget. A pure function of numbers."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +12,7 @@ from baton.engine.memory.request_tables import TableSizes
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.sizing.device_overhead import DeviceOverhead
 from baton.engine.sizing.engine_options import check_options
+from baton.engine.sizing.plan_help import check_optional, what_helps
 from baton.engine.sizing.readable import readable
 from baton.engine.sizing.step_memory import StepMemory
 from baton.engine.speculation.shared_texts import TOKEN_BYTES
@@ -26,8 +27,6 @@ _CPU_CHUNK = 512
 _GPU_CHUNK = 2048
 _TOKENS_A_REQUEST = 2048
 """Tokens of a request, about, for whose pages the default of max_running leaves room."""
-_WEIGHTS_AT_MOST = 0.9
-"""Part of a card that weights may take and leave room for requests."""
 _GPU_SPARE = 1 << 30
 """Bytes of a GPU's free memory that are left to others."""
 
@@ -56,6 +55,14 @@ class MemoryPlan:
     def __post_init__(self) -> None:
         check_options(self.config, self.model_config, self.chunked_prefill_size, self.donates_live)
         if not self._fits(self.max_running):
+            check_optional(
+                self.budget_bytes,
+                self.budget_bytes - self._needed(self.max_running),
+                self.max_running,
+                buffers=self.config.staging_bytes,
+                snapshots=self._wanted_snapshots,
+                slot_bytes=self.slot_layout.slot_bytes,
+            )
             raise ConfigError(self._refusal())
 
     @cached_property
@@ -89,29 +96,16 @@ class MemoryPlan:
         largest = _largest(self._fits, self.max_running)
         most = f"the largest max_running that fits is {largest}"
         message += f"; {most if largest else 'not even one request fits'}"
-        return f"{message}. What would help: {', '.join(self._helps(largest))}"
-
-    def _helps(self, largest: int) -> Iterator[str]:
-        """Yield the options that would help. largest: max_running that fits, 0 for none."""
-        config = self.config
         card = self.available_bytes if self.total_bytes is None else self.total_bytes
-        ranks = config.tp
-        while config.on_gpu and self.weight_bytes * config.tp / ranks > _WEIGHTS_AT_MOST * card:
-            ranks *= 2
-        if ranks > config.tp:
-            yield f"--tp {ranks}, on as many GPUs, for the weights alone"
-            return
-        if largest:
-            yield f"--max-running {largest}"
-        if config.memory_bytes is not None:
-            yield "a larger --memory-gb"
-        else:
-            yield f"a larger --memory-fraction (now {config.fraction:g})"
-        yield f"a smaller --chunked-prefill-size (now {self.chunked_prefill_size})"
-        if not largest:
-            yield f"a smaller --max-model-len (now {self.wanted_len})"
-        if config.on_gpu:
-            yield f"--tp {2 * config.tp}, on as many GPUs"
+        helps = what_helps(
+            self.config,
+            largest,
+            weights=self.weight_bytes,
+            card=card,
+            chunk=self.chunked_prefill_size,
+            length=self.wanted_len,
+        )
+        return f"{message}. What would help: {', '.join(helps)}"
 
     @property
     def chunked_prefill_size(self) -> int:
@@ -378,13 +372,24 @@ class MemoryPlan:
         """Bytes of one layer's latents of all pages, gathered."""
         return self.pages * self.config.page_size * self.step.gathered_token_bytes
 
-    def _fits(self, running: int, more: int = 0) -> bool:
-        """Return True if so many requests fit, and `more` bytes."""
-        beside = self.weight_bytes + self.texts_bytes + self.config.staging_bytes
+    @property
+    def _wanted_snapshots(self) -> int:
+        """Snapshots that were asked for, as a number."""
+        return (self.config.cached_snapshots or 0) if self._caches_state else 0
+
+    def _needed(self, running: int) -> int:
+        """Return the least bytes that the model and `running` requests need."""
+        beside = self.weight_bytes + self.texts_bytes
         beside += self._step(running).total + self._tables(running).nbytes
         if self.counts_overhead:
             beside += self._overhead(running).total
-        return beside + self._pool_bytes(running) + more <= self.budget_bytes
+        return beside + self._pool_bytes(running)
+
+    def _fits(self, running: int, more: int = 0) -> bool:
+        """Return True if so many requests fit, with what was asked for beside them and `more`
+        bytes."""
+        optional = self._wanted_snapshots * self.slot_layout.slot_bytes + self.config.staging_bytes
+        return self._needed(running) + optional + more <= self.budget_bytes
 
 
 def _largest(fits: Callable[[int], bool], beyond: int) -> int:
