@@ -159,6 +159,22 @@ class GpuEngine:
                 self._joined_by_a_prompt(steps)
         return steps
 
+    def submit_any(self, arrivals: random.Random, longest: int) -> None:
+        """Submit a request of a random length, which ends by itself, with or without sampling."""
+        sampling = SamplingParams(
+            temperature=arrivals.choice([0, 0.8]),
+            top_p=0.9,
+            max_tokens=arrivals.randint(4, 40),
+            ignore_eos=True,
+        )
+        self._serial += 1
+        prompt = self._tokens(arrivals.randint(5, longest))
+        self._engine.submit(RequestSpec(f"bench-{self._serial}", prompt, sampling))
+
+    def step(self) -> None:
+        """Run one step of whatever there is to do."""
+        self._engine.step()
+
     def _joined_by_a_prompt(self, steps: int) -> None:
         """Run steps; half-way a prompt joins and ends at its first token."""
         for step in range(steps):

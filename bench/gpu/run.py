@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, metavar="PART",
                         help=f"some of {', '.join(kinds)}; limits are always measured")  # fmt: skip
     args = parser.parse_args()
-    if not args.dry_run and not _sees_gpu():
+    if not args.dry_run and not sees_gpu():
         parser.error("torch sees no GPU; --dry-run checks everything up to the launch without one")
     run = GpuRun(args.dry_run, BUDGET_S)
     try:
@@ -274,7 +274,7 @@ def main() -> int:
     return int(run.failed)
 
 
-def _sees_gpu() -> bool:
+def sees_gpu() -> bool:
     """Check for a GPU in another process: a process that has checked cannot be forked."""
     asked = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0

@@ -50,14 +50,14 @@ LFM2 = _sizes("LFM2-2.6B", 2048, 65536, conv=3, attention=(32, 8, 64))
 MODELS = (NEMOTRON_9B, GRANITE_SMALL, QWEN3_NEXT, KIMI_LINEAR, LFM2)
 TINY = replace(
     _sizes(
-        "tiny", 24, 50, mamba=(4, 6, 2, 7, 256), delta=(2, 4, 10, 6), attention=(6, 2, 12),
+        "tiny", 24, 50, mamba=(4, 6, 2, 7, 16), delta=(2, 4, 10, 6), attention=(6, 2, 12),
         latent=(4, 20, 8, 12), moe=(5, 2, 16), conv=3,
     ),
     decode_rows=3, context=40, prompt=20, page_size=8,
 )  # fmt: skip
 # Triton compiles an argument of 1 as a constant: kernels must work with both.
 ONES = replace(
-    TINY, name="ones", mamba=(1, 6, 1, 7, 256), delta=(1, 1, 10, 6), attention=(1, 1, 12),
+    TINY, name="ones", mamba=(1, 6, 1, 7, 16), delta=(1, 1, 10, 6), attention=(1, 1, 12),
     latent=(1, 20, 8, 12), moe=(2, 1, 16), decode_rows=1, context=1, prompt=1,
 )  # fmt: skip
 TINY_CHANNELS = replace(TINY, name="tiny KDA", delta=(2, 2, 10, 6), channel_decay=True)

@@ -35,8 +35,6 @@ _GPU_SPARE = 1 << 30
 class MemoryPlan:
     """The sizes of all pools, by the model and the budget.
 
-    It has more than 25 methods because each quantity of the plan is a property of its own.
-
     available_bytes: what the device has free, the weights included. total_bytes: all memory of a
     GPU; None: as much as is free.
 

@@ -1,0 +1,61 @@
+"""The scripts for the first day with a GPU, each in a process of its own, with a limit.
+
+    PYTHONPATH=.types python -m baton.bench.gpu.first_day
+
+Each prints the lines of what it has looked at, one line with its verdict, and one JSON object.
+--only runs some of them. --dry-run needs no GPU: kernels are interpreted at tiny sizes where
+TRITON_INTERPRET=1 is set, and engines run small models on the CPU.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+
+from baton.bench.gpu.first_day.compile_stalls import compile_stalls
+from baton.bench.gpu.first_day.real_parity import real_parity
+from baton.bench.gpu.parts import GpuRun, Line, Task
+from baton.bench.gpu.run import sees_gpu
+
+SCRIPTS = (
+    Task("real_parity", real_parity, 230.0),
+    Task("compile_stalls", compile_stalls, 300.0),
+)
+
+
+def run_script(run: GpuRun, task: Task) -> None:
+    """Run one script, and print its verdict and its JSON object."""
+    before = len(run.lines)
+    run.part(task)
+    lines = run.lines[before:]
+    print(verdict(task.name, lines))
+    found = {
+        "script": task.name,
+        "failed": any(line.failed for line in lines),
+        "lines": [asdict(line) for line in lines],
+    }
+    print(json.dumps(found), flush=True)
+
+
+def verdict(name: str, lines: list[Line]) -> str:
+    """Return one line: whether a script has found a fault, and the first."""
+    failed = [line for line in lines if line.failed]
+    if not failed:
+        return f"{name}: ok, {len(lines)} lines"
+    first = failed[0]
+    return f"{name}: {len(failed)} of {len(lines)} lines FAILED, first {first.what}: {first.value}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What to run on the first day with a GPU.")
+    parser.add_argument("--dry-run", action="store_true", help="without a GPU")
+    names = [task.name for task in SCRIPTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SCRIPT",
+                        help=f"some of {', '.join(names)}")  # fmt: skip
+    args = parser.parse_args()
+    if not args.dry_run and not sees_gpu():
+        parser.error("torch sees no GPU; --dry-run checks what can be checked without one")
+    run = GpuRun(args.dry_run, sum(task.most_s for task in SCRIPTS))
+    for task in SCRIPTS:
+        if task.name in args.only:
+            run_script(run, task)
+    return int(run.failed)
