@@ -66,16 +66,14 @@ class MemoryPlan:
     @cached_property
     def max_running(self) -> int:
         """The requests that decode at once: as configured, or as many as have pages for
-        _TOKENS_A_REQUEST each; where that is not even one, as many as fit at all.
-        """
+        _TOKENS_A_REQUEST each; where that is not even one, as many as fit at all."""
         most = self.config.most_running
         if self.config.max_running is not None or self._serves(most):
             return most
         return _largest(self._serves, most) or _largest(self._fits, most) or 1
 
     def _serves(self, running: int) -> bool:
-        """Return True if so many requests fit, each with pages for _TOKENS_A_REQUEST, and as many
-        bytes for cached snapshots as for those pages."""
+        """Return True if so many fit, each with pages and snapshots for _TOKENS_A_REQUEST."""
         each = self.page_layout.pages_for(min(self.wanted_len, _TOKENS_A_REQUEST))
         more = (each - 1) * running * self._page_cost
         return self._fits(running, 2 * more if self._caches_state else more)
@@ -108,8 +106,7 @@ class MemoryPlan:
     @property
     def chunked_prefill_size(self) -> int:
         """The most prompt tokens of a step: as many as keep the device busy. More would only delay
-        the step's other tokens.
-        """
+        the step's other tokens."""
         given = self.config.chunked_prefill_size
         if given is not None:
             return given
@@ -151,7 +148,7 @@ class MemoryPlan:
     def _overhead(self, running: int) -> DeviceOverhead:
         config = self.config
         layers = len(self.model_config.layers)
-        return DeviceOverhead(running, layers, config.window, config.tp)
+        return DeviceOverhead(running, layers, config.window, config.tp, config.graphs)
 
     @property
     def step(self) -> StepMemory:
@@ -166,6 +163,7 @@ class MemoryPlan:
             prompt_tokens=self.chunked_prefill_size,
             context=self.wanted_len,
             window=self.config.window,
+            captures=self.config.graphs,
         )
 
     @property
