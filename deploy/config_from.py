@@ -11,6 +11,7 @@ from baton.core.cache_salt import CacheScope
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.cluster_name import new_name
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.device_choice import chosen_device
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import DTYPES, authority_from, dtype_from, folder_from, verify_from
 from baton.deploy.placement_options import placement_from
@@ -27,12 +28,39 @@ from baton.worker.state_options import SendSnapshots, StateReturn
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
+def device_from(given: dict[str, Any], gpus: float = 1.0) -> tuple[str, str]:
+    """Return the device of the workers, and why it was taken; see `chosen_device`.
+
+    given: the options' values by parameter name. gpus: those that all workers here need.
+    """
+    return chosen_device(given["device"], WeightFormat(given["weight_format"]), gpus)
+
+
+def cluster_device_from(given: dict[str, Any]) -> tuple[str, str]:
+    """Return the device of a cluster's workers, and why it was taken. The workers of a joined Ray
+    may run on other hosts, which need as many GPUs together.
+
+    given: the options' values by parameter name.
+    """
+    prefill, decode = given["prefill"], given["decode"] * given["decode_dp"]
+    each = given["gpus_per_worker"]
+    if given["ray_address"] is not None:
+        gpus = 1.0
+    elif each is not None:
+        gpus = each * (prefill + decode)
+    else:
+        tp = given["tp"]
+        gpus = prefill * (given["prefill_tp"] or tp) + decode * (given["decode_tp"] or tp)
+    return device_from(given, gpus)
+
+
 def engine_from(given: dict[str, Any]) -> EngineConfig:
     """Build the engine's config; downloads a model of the hub that is not here yet.
 
     given: the options' values by parameter name. Raises StartError.
     """
     memory = given["memory_gb"]
+    device, _ = device_from(given)
     folder = folder_from(given)
     return EngineConfig(
         model=folder,
@@ -41,7 +69,7 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         load_format=LoadFormat(given["load_format"]),
         weight_format=WeightFormat(given["weight_format"]),
         kernels=KernelChoice(given["kernels"]),
-        device=given["device"],
+        device=device,
         page_size=given["page_size"],
         max_running=given["max_running"],
         chunked_prefill_size=given["chunked_prefill_size"],
@@ -104,7 +132,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
 
     given: the options' values by parameter name. Raises StartError.
     """
-    engine = replace(engine_from(given), rank_timeout_s=given["rank_timeout"])
+    device, _ = cluster_device_from(given)
+    engine = replace(engine_from(given | {"device": device}), rank_timeout_s=given["rank_timeout"])
     return ClusterConfig(
         engine,
         router_from(engine.model, given),

@@ -21,6 +21,7 @@ from baton.deploy.router_options import check_served_name, router_options
 from baton.engine.layout.grids import Strategy
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.choices import (
+    AUTO_DEVICE,
     CPU_MAX_RUNNING,
     CPU_MEMORY_FRACTION,
     DRAFT_TOKENS,
@@ -67,8 +68,9 @@ _ENGINE = (
     click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
                  default=KernelChoice.AUTO.value, show_default=True,
                  help="Implementation of the kernels; auto takes the fastest that the device has."),
-    click.option("--device", default="cpu", show_default=True,
-                 help="Device of every worker, as torch names it: cpu or cuda."),
+    click.option("--device", default=AUTO_DEVICE, show_default=True,
+                 help="Device of every worker: cpu, cuda, of `baton worker` cuda:N too, or auto, "
+                 "which takes this machine's GPUs where workers can use them."),
     click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
                  help="Tokens in one KV page."),
     click.option("--max-running", type=click.IntRange(1), default=None,

@@ -6,6 +6,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.device_choice import unusable
 from baton.deploy.errors import StartError
 from baton.deploy.files.model_folder import check_folder
 from baton.engine.assembly.loader import check_weights, planned_memory
@@ -40,7 +41,7 @@ def check_model(config: EngineConfig) -> None:
 
 
 def check_device(config: EngineConfig, *, here: bool) -> None:
-    """Raise StartError for a device that torch does not know, or that this machine lacks.
+    """Raise StartError for a device that torch does not know, or that workers cannot use here.
 
     here: workers run on this machine.
     """
@@ -52,9 +53,10 @@ def check_device(config: EngineConfig, *, here: bool) -> None:
         raise StartError(f"--device {config.device}: expected cpu, cuda or cuda:N")
     if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
         raise StartError(f"--weight-format int8 is for the CPU; got --device {config.device}")
-    count = torch.cuda.device_count() if here and device.type == "cuda" else None
-    if count == 0 or (count is not None and (device.index or 0) >= count):
-        raise StartError(f"--device {config.device}: this machine has {count} CUDA devices")
+    if here and device.type == "cuda":
+        against = unusable(number=device.index or 0)
+        if against is not None:
+            raise StartError(f"--device {config.device}: {against}")
 
 
 def check_fits(worker: str, config: EngineConfig) -> int:

@@ -14,7 +14,7 @@ from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.commands.run_detached import run_detached
-from baton.deploy.config_from import config_from
+from baton.deploy.config_from import cluster_device_from, config_from
 from baton.deploy.errors import StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
@@ -39,7 +39,10 @@ def run_cluster(
     where clients reach it. detach: the cluster outlives this process. verbose: print the traceback
     of a start that fails. Raises StartError.
     """
-    config = config_from(given)
+    device, why = cluster_device_from(given)
+    config = config_from(given | {"device": device})
+    if why:
+        console.print(f"device: {device} ({why})", highlight=False, soft_wrap=True)
     config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
     check_device(config.engine, here=config.ray_address is None)
     check_model(config.engine)

@@ -16,7 +16,7 @@ from baton.core.role import Role
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.wiring import MOST_TICKETS
-from baton.deploy.config_from import engine_from
+from baton.deploy.config_from import device_from, engine_from
 from baton.deploy.errors import EngineLostError, StartError
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import verify_from
@@ -45,6 +45,10 @@ def run_worker(
     logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"])
     keep_freed_memory()
     switch_often()
+    device, why = device_from(given, given["tp"])
+    if why:
+        console.print(f"device: {device} ({why})", soft_wrap=True)
+    given |= {"device": device}
     engine = replace(engine_from(given), tp=given["tp"], rank_timeout_s=given["rank_timeout"])
     engine_config = _engine_config(engine, role, threads)
     check_device(engine_config, here=True)

@@ -25,6 +25,7 @@ from baton.deploy.options import (
     folder_from,
 )
 from baton.deploy.placement_options import placement_from
+from baton.deploy.process.gpu_driver import check_driver
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import listen_options
 
@@ -67,6 +68,8 @@ def serve(
         check_names,
     ):
         check(given)
+    if given["device"] == "cuda" and given["ray_address"] is None:
+        check_driver("cuda")
     warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
     folder = folder_from(given)
     check_folder(folder)

@@ -28,6 +28,7 @@ from baton.deploy.options import (
     folder_from,
     transfer_options,
 )
+from baton.deploy.process.gpu_driver import check_driver
 from baton.deploy.record_options import profile_option, telemetry_from, telemetry_options
 from baton.deploy.router_options import (
     lease_option,
@@ -101,6 +102,7 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
     limits_from(given)
     telemetry_from(given)
     check_names(given)
+    check_driver(given["device"])
     warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
     if given["routers"] and role == Role.BOTH:
         raise StartError("--router needs --role prefill or --role decode; both stands alone")

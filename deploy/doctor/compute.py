@@ -12,13 +12,12 @@ from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.doctor.packages import installed, requirements
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
+from baton.deploy.process.gpu_driver import LEAST_CAPABILITY
 
 DRIVER = Path("/proc/driver/nvidia/version")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 COMPILER = "g++"
-LEAST_CAPABILITY = (8, 0)
-"""bfloat16 matrices, which every kernel uses, came with this compute capability (Ampere)."""
 _NAMED_PAIRS = 3
 LEAST_MEMORY = 2 << 30
 """Bytes: torch, Ray and a tiny model in four processes take as much."""

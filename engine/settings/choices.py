@@ -35,6 +35,8 @@ class Beside(StrEnum):
     AUTO = "auto"  # as many as make the step about twice as long, by measured speeds
 
 
+AUTO_DEVICE = "auto"
+"""The choice of a device that takes a GPU where there is one that can be used."""
 CPU_MEMORY_FRACTION = 0.8
 """The part that workers take of the memory that a machine has free."""
 GPU_MEMORY_FRACTION = 0.9

@@ -112,6 +112,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
         "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",
         "--snapshots-per-prefill", "2", "--canary", "--no-overlap", "--cached-snapshots", "5",
+        
         "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
         "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "5000",
     ).engine  # fmt: skip
