@@ -79,6 +79,7 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         memory_fraction=given["memory_fraction"],
         held_fraction=given["held_fraction"],
         layer_group_bytes=given["layer_group_bytes"],
+        graphs=not given["no_graphs"],
         prefix_caching=not given["no_prefix_caching"],
         mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
         mamba_track_interval=given["mamba_track_interval"],

@@ -136,6 +136,9 @@ _ENGINE = (
                  help="Tokens of ended answers and their prompts, kept by each decode worker in up "
                  "to 24 bytes each, from which drafts of requests of the same API key and cache "
                  "salt are guessed, too; 0: none."),
+    click.option("--no-graphs", "--enforce-eager", "--disable-cuda-graph", is_flag=True,
+                 help="On a GPU, launch the kernels of each decode step anew instead of replaying "
+                 "captured steps: slower, for debugging, or where a capture fails."),
     click.option("--no-overlap", is_flag=True,
                  help="Plan a step only after the one before it has ended."),
     click.option("--canary", is_flag=True,

@@ -177,7 +177,7 @@ def ready_model(
     built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
-    if device.type == "cuda" and kernels.replayable:
+    if device.type == "cuda" and kernels.replayable and config.graphs:
         return GraphedModel(built, config.most_running, CudaCapture())
     return built
 

@@ -121,6 +121,7 @@ class EngineConfig:
     tp: int = 1  # tensor-parallel ranks of the replica, a process each
     rank_timeout_s: float = RANK_TIMEOUT_S  # that a rank waits for the others in a step
     kernels: KernelChoice = KernelChoice.AUTO
+    graphs: bool = True  # on a GPU, capture decode steps and replay them
     prefix_caching: bool = True
     mamba_scheduler_strategy: Strategy = Strategy.AUTO
     # Tokens between the snapshots of a decoding row, at least.

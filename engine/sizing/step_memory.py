@@ -35,6 +35,7 @@ class StepMemory:
     prompt_tokens: int
     context: int
     window: int = 1  # tokens that a step computes of a request that decodes
+    captures: bool = True  # decode steps are captured on a GPU
 
     @property
     def total(self) -> int:
@@ -114,7 +115,7 @@ class StepMemory:
     def graphs(self) -> int:
         """Bytes of the steps that a GPU captures: inputs and logits of each size, and intermediates
         of the largest."""
-        if not self._on_gpu:
+        if not (self._on_gpu and self.captures):
             return 0
         windows = windows_up_to(self.window)
         kept = kept_bytes(self.running, self.model.vocab_size, windows)

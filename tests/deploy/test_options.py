@@ -112,7 +112,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
         "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",
         "--snapshots-per-prefill", "2", "--canary", "--no-overlap", "--cached-snapshots", "5",
-        
+        "--no-graphs",
         "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
         "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "5000",
     ).engine  # fmt: skip
@@ -460,3 +460,8 @@ def test_a_limit_of_nothing_is_refused() -> None:
 def test_a_proxy_that_is_no_address_is_refused(proxies: str) -> None:
     with pytest.raises(StartError, match=r"--forwarded-allow-ips names .*10\.1\.0\.0/16"):
         parse_cluster("--forwarded-allow-ips", proxies)
+
+
+@pytest.mark.parametrize("word", ["--no-graphs", "--enforce-eager", "--disable-cuda-graph"])
+def test_graphs_are_left_out_by_the_word_that_a_peer_has_for_it(word: str) -> None:
+    assert parse_cluster().engine.graphs and not parse_cluster(word).engine.graphs

@@ -15,7 +15,9 @@ from baton.core.errors import ConfigError
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.assembly import loader
 from baton.engine.layout.device import device_of, use_device
+from baton.engine.loading.weights import DummyWeights
 from baton.engine.loop import EngineLoop
+from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.settings.config import EngineConfig, WeightFormat
 from baton.engine.stream.forward_stream import CudaStream
 from baton.transfer.channels.poller import Poller
@@ -99,6 +101,19 @@ def test_threads_beside_the_workers_loop_set_its_device(devices: dict[str, torch
 
     name = asyncio.run(aside())
     assert devices == {threading.current_thread().name: DEVICE, name: DEVICE}
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_decode_steps_are_captured_unless_the_options_say_no(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is on a GPU that is not there, and so is the memory of its graphs."""
+    monkeypatch.setattr(loader, "build_model", lambda *_: SimpleNamespace(config=None))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    config = EngineConfig(Path("."), device="cuda", graphs=graphs)
+    model: Any = SimpleNamespace(dtype=torch.bfloat16)
+    made = loader.ready_model(model, DummyWeights(), config)
+    assert isinstance(made, GraphedModel) is graphs
 
 
 def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -381,3 +381,13 @@ def test_what_is_used_is_compared_with_the_plan(caplog: pytest.LogCaptureFixture
     compared(made, replace(as_planned, on_card=made.tensor_bytes + 9 * GIB))
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.INFO, logging.WARNING, logging.WARNING]
+
+
+def test_without_captures_no_memory_is_kept_for_them() -> None:
+    card = 80 * GIB
+    captured, eager = (
+        MemoryPlan(on_gpu(graphs=graphs), replace(MODEL, layers=((),) * 56), 0, card, card)
+        for graphs in (True, False)
+    )
+    assert captured.step.graphs > 0 == eager.step.graphs
+    assert captured.overhead_bytes > eager.overhead_bytes
