@@ -27,7 +27,12 @@ class HostPlan(Generic[T]):
     build: Callable[[Iterator[Tensor]], T]
 
     def on(self, device: torch.device) -> T:
-        """Build the result with a copy of its own, for a plan that stands alone."""
+        """Build the result with a copy of its own, for a plan that stands alone.
+
+        The copy to a GPU is from pinned memory: any other would wait for the GPU's stream.
+        """
         flat = torch.tensor([value for values in self.lists for value in values], dtype=torch.int64)
         lengths = [len(values) for values in self.lists]
+        if device.type == "cuda":
+            flat = flat.pin_memory()
         return self.build(iter(torch.split(flat.to(device, non_blocking=True), lengths)))
