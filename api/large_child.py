@@ -1,4 +1,4 @@
-"""The process that reads large requests: `python -m baton.api.large_child FOLDER DESCRIPTOR`.
+"""The process that reads large requests, `baton.api.large_child FOLDER DESCRIPTOR OPTIONS`.
 
 It gets jobs from a socket, one at a time, each with the file that holds its body or text, until the
 socket ends. `process` has the other end.
@@ -24,6 +24,7 @@ from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.text.chat_template import ChatTemplate
+from baton.text.template_options import TemplateOptions
 from baton.text.tokenizer import Tokenizer
 
 NICENESS = 10
@@ -52,9 +53,10 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both ends
-    folder, number = sys.argv[1:]
+    folder, number, options = sys.argv[1:]
     tokenizer = Tokenizer.from_folder(folder)
-    text = TextService(tokenizer, ChatTemplate.from_folder(folder), alone=True)
+    template = ChatTemplate.from_folder(folder, TemplateOptions.from_json(options))
+    text = TextService(tokenizer, template, alone=True)
     with asyncio.Runner() as runner, socket.socket(fileno=int(number)) as end:
         while (job := _next_job(end)) is not None:
             done = pickle.dumps(runner.run(_done(text, *job)))

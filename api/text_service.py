@@ -74,7 +74,7 @@ class TextService:
         )
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         folder = tokenizer.folder
-        self.large = None if alone or folder is None else LargeRequests(folder)
+        self.large = None if alone or folder is None else LargeRequests(folder, template.options)
 
     def start(self) -> None:
         """Start what the first requests of a server would wait for."""

@@ -17,6 +17,7 @@ from baton.deploy.options import DTYPES, authority_from, dtype_from, folder_from
 from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
+from baton.deploy.template_options import template_from
 from baton.engine.layout.grids import Strategy
 from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm, WeightFormat
 from baton.engine.settings.config import EngineConfig
@@ -114,6 +115,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
         max_body_bytes=given["max_body_mb"] << 20,
         unknown_fields=UnknownFields(given["unknown_fields"]),
         sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
+        template=template_from(given),
         worker_wait_s=given["worker_wait"],
         request_timeout_s=given["request_timeout"],
         incremental_streaming_output=given["incremental_streaming_output"],

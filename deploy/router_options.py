@@ -23,6 +23,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
+from baton.deploy.template_options import template_options
 from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.text.generation_config import SamplingDefaults
@@ -93,7 +94,7 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = option(command)
     command = client_tls_options(limit_options(dump_options(telemetry_options(command))))
     command = sampling_defaults_option(streaming_option(access_options(command)))
-    command = unknown_fields_option(command)
+    command = template_options(unknown_fields_option(command))
     return lease_option(command)
 
 

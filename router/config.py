@@ -21,6 +21,7 @@ from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
 from baton.text.generation_config import SamplingDefaults
 from baton.text.model_folder import served_names
+from baton.text.template_options import TemplateOptions
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class RouterConfig:
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
     unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
     sampling_defaults: SamplingDefaults = SamplingDefaults.MODEL  # what requests leave out
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     incremental_streaming_output: bool = False  # /generate streams send new text only

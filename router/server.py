@@ -110,7 +110,7 @@ class RouterServer:
         owner.use_running_loop()
         tls = None if config.client_tls is None else ClientTls(config.client_tls)
         tokenizer = Tokenizer.from_folder(config.model)
-        text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
+        text = TextService(tokenizer, ChatTemplate.from_folder(config.model, config.template))
         opening.callback(text.close)
         text.start()
         credentials = router_credentials(config)

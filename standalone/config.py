@@ -9,6 +9,7 @@ from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.rpc.server_certificate import CertificateFiles
 from baton.text.generation_config import SamplingDefaults
+from baton.text.template_options import TemplateOptions
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class LocalConfig:
     incremental_streaming_output: bool = False  # of /generate: only new text
     unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
     sampling_defaults: SamplingDefaults = SamplingDefaults.MODEL  # what requests leave out
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     client_tls: CertificateFiles | None = None  # None: in the clear

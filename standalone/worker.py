@@ -104,7 +104,7 @@ class LocalWorker:
         tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
         folder = config.engine.model
         tokenizer = Tokenizer.from_folder(folder)
-        text = TextService(tokenizer, ChatTemplate.from_folder(folder))
+        text = TextService(tokenizer, ChatTemplate.from_folder(folder, clients.template))
         opening.callback(text.close)
         text.start()
         model_id, others = served_names(clients.served_model_name, folder)

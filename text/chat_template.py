@@ -24,6 +24,7 @@ from baton.text.errors import ChatTemplateError, TokenizerFileError
 from baton.text.model_folder import read_json_object, read_text
 from baton.text.special_tokens import read_special_tokens
 from baton.text.template_messages import template_messages
+from baton.text.template_options import TemplateOptions
 from baton.text.template_traits import PROBED_TOOL, probe
 
 _MARK = "\ue000\ue7c5\uf8ff"
@@ -53,21 +54,27 @@ class ChatTemplate:
         source: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
+        options: TemplateOptions | None = None,
     ) -> None:
         """source: the only template, or templates by name."""
+        self.options = options or TemplateOptions()
         named = {DEFAULT: source} if isinstance(source, str) else dict(source or {})
-        self._special_tokens = dict(special_tokens or {})
+        fixed = {**(special_tokens or {}), **self.options.variables}
         chosen = {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named}
         self._others = sorted(named.keys() - chosen.keys())
-        self._templates = {
-            name: _Compiled(text, self._special_tokens, now) for name, text in chosen.items()
-        }
+        self._templates = {name: _Compiled(text, fixed, now) for name, text in chosen.items()}
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> "ChatTemplate":
-        """Read the folder's templates: those of files, or else of tokenizer_config.json."""
-        folder = Path(folder)
-        return cls(_find_sources(folder), read_special_tokens(folder).by_name)
+    def from_folder(
+        cls, folder: str | Path, options: TemplateOptions | None = None
+    ) -> "ChatTemplate":
+        """Read the folder's templates: those of files, or else of tokenizer_config.json.
+
+        options: what is different from the folder's.
+        """
+        folder, options = Path(folder), options or TemplateOptions()
+        found = _find_sources(folder) if options.file is None else read_text(options.file)
+        return cls(found, read_special_tokens(folder).by_name, options=options)
 
     @property
     def source(self) -> str:
@@ -124,16 +131,15 @@ class ChatTemplate:
 class _Compiled:
     """One template, and what it accepts."""
 
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, source: str, fixed: Mapping[str, Any], now: Callable[[], datetime]) -> None:
+        """fixed: the variables that no request needs to set."""
         self.source = source
-        self._special_tokens = special_tokens
+        self._fixed = fixed
         self._template = _compile(source, now)
         self.traits = probe(self._attempt)
 
     def render(self, names: Mapping[str, Any]) -> str:
-        return self._template.render({**self._special_tokens, **names})
+        return self._template.render({**self._fixed, **names})
 
     def _attempt(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
         names = {"messages": messages, "tools": [PROBED_TOOL], "add_generation_prompt": True}

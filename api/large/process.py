@@ -20,6 +20,7 @@ from baton.api.large.turns import Turns
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.supervised import child, child_thread
+from baton.text.template_options import TemplateOptions
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,15 @@ SHORT_BYTES = 1 << 20
 class LargeRequestProcess:
     """The process, started before the first job or for it. Jobs take turns, the smallest first."""
 
-    def __init__(self, folder: Path, deadline_s: float = DEADLINE_S) -> None:
-        """folder: the tokenizer's."""
+    def __init__(
+        self,
+        folder: Path,
+        template: TemplateOptions | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """folder: the tokenizer's. template: what is different from its templates."""
         self._folder = folder
+        self._template = template or TemplateOptions()
         self._deadline_s = deadline_s
         self._turns = Turns()
         self._child: subprocess.Popen[bytes] | None = None
@@ -107,7 +114,14 @@ class LargeRequestProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         number = theirs.fileno()
-        command = [sys.executable, "-m", "baton.api.large_child", str(self._folder), str(number)]
+        command = [
+            sys.executable,
+            "-m",
+            "baton.api.large_child",
+            str(self._folder),
+            str(number),
+            self._template.to_json(),
+        ]
         with theirs:
             self._socket = ours
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])

@@ -10,6 +10,7 @@ from baton.api.errors import invalid
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob, Parsed, ParseJob
 from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
+from baton.text.template_options import TemplateOptions
 
 BYTES_PER_S = 100 << 20
 """A quarter of a core. Tokenising what comes takes ten times as long."""
@@ -38,13 +39,13 @@ class Pace:
 class LargeRequests:
     """Two processes: one for requests up to a megabyte, which do not wait for larger ones."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: the tokenizer's."""
+    def __init__(self, folder: Path, template: TemplateOptions | None = None) -> None:
+        """folder: the tokenizer's. template: what is different from its templates."""
         self._held = HeldBytes()
         self.pace = Pace()
         """That of receiving large bodies."""
-        self._short = LargeRequestProcess(folder)
-        self._long = LargeRequestProcess(folder)
+        self._short = LargeRequestProcess(folder, template)
+        self._long = LargeRequestProcess(folder, template)
 
     def start(self) -> None:
         """Start the process for the shorter ones, so that the first does not wait for that. It

@@ -23,6 +23,7 @@ from baton.deploy.options import verify_from
 from baton.deploy.process.tuning import keep_freed_memory, keep_what_is_loaded, switch_often
 from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
+from baton.deploy.template_options import template_from
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.streams import first_of
@@ -104,6 +105,7 @@ def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
         incremental_streaming_output=given["incremental_streaming_output"],
         unknown_fields=UnknownFields(given["unknown_fields"]),
         sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
+        template=template_from(given),
         drain_s=given["drain"],
         api_keys=given["api_keys"],
         cache_scope=CacheScope(given["cache_scope"]),

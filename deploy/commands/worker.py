@@ -36,6 +36,7 @@ from baton.deploy.router_options import (
     streaming_option,
     unknown_fields_option,
 )
+from baton.deploy.template_options import template_options
 from baton.engine.settings.choices import RANK_TIMEOUT_S
 
 
@@ -75,6 +76,7 @@ from baton.engine.settings.choices import RANK_TIMEOUT_S
 @streaming_option
 @unknown_fields_option
 @sampling_defaults_option
+@template_options
 @lease_option
 @access_options
 @client_tls_options

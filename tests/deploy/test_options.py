@@ -266,6 +266,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
         "--unknown-fields", "refuse", "--sampling-defaults", "none",
+        "--chat-template", __file__, "--default-chat-template-kwargs", '{"a": 1}',
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-queued-tokens", "70", "--max-body-mb", "1",
         "--key-slowdown", "2", "--prefill-here", "512",
@@ -465,3 +466,13 @@ def test_a_proxy_that_is_no_address_is_refused(proxies: str) -> None:
 @pytest.mark.parametrize("word", ["--no-graphs", "--enforce-eager", "--disable-cuda-graph"])
 def test_graphs_are_left_out_by_the_word_that_a_peer_has_for_it(word: str) -> None:
     assert parse_cluster().engine.graphs and not parse_cluster(word).engine.graphs
+
+
+@pytest.mark.usefixtures("starts_nothing")
+@pytest.mark.parametrize("wrong", ["{", "[1]", "3"])
+def test_default_variables_of_the_template_are_an_object(wrong: str) -> None:
+    words = ["--model", "m", "--default-chat-template-kwargs", wrong]
+    for command in (serve_command.serve, worker_command.worker):
+        result = CliRunner().invoke(command, words)
+        assert result.exit_code != 0
+        assert "expected a JSON object" in f"{result.output}{result.exception}"
