@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute, Route
 
 from baton.api.access.access import guard_routes
 from baton.api.access.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
+from baton.api.access.capacity_guard import guard_capacity
 from baton.api.access.client_limits import MAX_BODY_BYTES
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.access.key_gate import KeyGate
-from baton.api.access.room_guard import guard_room
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
@@ -100,7 +100,7 @@ def make_app(
         routes.append(_metrics_route(metrics))
     routes += more_routes
     routes += reference_routes(routes)
-    guard_room(routes, backend)
+    guard_capacity(routes, backend)
     if keys is not None:
         guard_routes(routes, keys)
     return Starlette(

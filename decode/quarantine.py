@@ -33,7 +33,7 @@ class Writer:
     process: common_pb2.HostProcess
 
     @property
-    def life(self) -> tuple[str, int]:
+    def incarnation_key(self) -> tuple[str, int]:
         return self.peer.worker_id, self.peer.incarnation
 
 
@@ -105,15 +105,23 @@ class Quarantine:
     def questions(self, peer: common_pb2.WorkerIdentity) -> list[handoff_pb2.CancelPrefill]:
         """Return the cancellations to send to a peer that has come back, one for each ticket that
         it holds."""
-        life = (peer.worker_id, peer.incarnation)
-        return [held.question for held in self._held.values() if held.writer.life == life]
+        incarnation_key = (peer.worker_id, peer.incarnation)
+        return [
+            held.question
+            for held in self._held.values()
+            if held.writer.incarnation_key == incarnation_key
+        ]
 
     def refusal(self, peer: common_pb2.WorkerIdentity) -> str | None:
         """Return why this peer gets no new hand-offs, because it keeps too much memory from us;
         else None."""
         most = self._context.engine.plan.quarantine_slots
-        life = (peer.worker_id, peer.incarnation)
-        theirs = [number for number, held in self._held.items() if held.writer.life == life]
+        incarnation_key = (peer.worker_id, peer.incarnation)
+        theirs = [
+            number
+            for number, held in self._held.items()
+            if held.writer.incarnation_key == incarnation_key
+        ]
         since = [self._since_s[number] for number in theirs]
         if len(since) < most or self._clock() - min(since) < self._context.lease_s:
             return None  # a drain takes a moment: that many cancels at once are no reason
@@ -135,7 +143,9 @@ class Quarantine:
             )
             if self._clock() - asked_s > ASK_S:
                 asked_s = self._clock()
-                peers = {held.writer.life: held.writer.peer for held in self._held.values()}
+                peers = {
+                    held.writer.incarnation_key: held.writer.peer for held in self._held.values()
+                }
                 for peer in peers.values():
                     self._reach(peer)
             if not self._held:

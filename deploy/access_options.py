@@ -59,13 +59,13 @@ def client_tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def client_tls_from(given: dict[str, Any]) -> CertificateFiles | None:
+def client_tls_from(options: dict[str, Any]) -> CertificateFiles | None:
     """Return the certificate for clients, which has been checked, or None. Raises StartError.
 
-    given: the options' values by parameter name.
+    options: the options' values by parameter name.
     """
-    certificate: Path | None = given["ssl_certfile"]
-    key: Path | None = given["ssl_keyfile"]
+    certificate: Path | None = options["ssl_certfile"]
+    key: Path | None = options["ssl_keyfile"]
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -78,22 +78,22 @@ def client_tls_from(given: dict[str, Any]) -> CertificateFiles | None:
     return files
 
 
-def check_access(given: dict[str, Any]) -> None:
+def check_access(options: dict[str, Any]) -> None:
     """Check the file of keys, and names of hosts and origins. Raises StartError.
 
-    given: the options' values by parameter name.
+    options: the options' values by parameter name.
     """
-    keys: Path | None = given["api_keys"]
+    keys: Path | None = options["api_keys"]
     try:
         if keys is not None:
             read_keys(keys)
     except ConfigError as err:
         raise StartError(f"--api-keys: {err}") from err
-    check_cache_scope(CacheScope(given["cache_scope"]), keys)
-    for name in given["allowed_hosts"]:
+    check_cache_scope(CacheScope(options["cache_scope"]), keys)
+    for name in options["allowed_hosts"]:
         if not _HOST.fullmatch(name):
             raise StartError(f"--allowed-host is {name!r}; expected a name, as models.example.org")
-    for origin in given["cors_origins"]:
+    for origin in options["cors_origins"]:
         if not _ORIGIN.fullmatch(origin):
             raise StartError(
                 f"--cors-origin is {origin!r}; expected a scheme and a host alone, as "

@@ -29,134 +29,136 @@ from baton.worker.state_options import SendSnapshots, StateReturn
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
-def device_from(given: dict[str, Any], gpus: float = 1.0) -> tuple[str, str]:
+def device_from(options: dict[str, Any], gpus: float = 1.0) -> tuple[str, str]:
     """Return the device of the workers, and why it was taken; see `chosen_device`.
 
-    given: the options' values by parameter name. gpus: those that all workers here need.
+    options: the options' values by parameter name. gpus: those that all workers here need.
     """
-    return chosen_device(given["device"], WeightFormat(given["weight_format"]), gpus)
+    return chosen_device(options["device"], WeightFormat(options["weight_format"]), gpus)
 
 
-def cluster_device_from(given: dict[str, Any]) -> tuple[str, str]:
+def cluster_device_from(options: dict[str, Any]) -> tuple[str, str]:
     """Return the device of a cluster's workers, and why it was taken. The workers of a joined Ray
     may run on other hosts, which need as many GPUs together.
 
-    given: the options' values by parameter name.
+    options: the options' values by parameter name.
     """
-    prefill, decode = given["prefill"], given["decode"] * given["decode_dp"]
-    each = given["gpus_per_worker"]
-    if given["ray_address"] is not None:
+    prefill, decode = options["prefill"], options["decode"] * options["decode_dp"]
+    each = options["gpus_per_worker"]
+    if options["ray_address"] is not None:
         gpus = 1.0
     elif each is not None:
         gpus = each * (prefill + decode)
     else:
-        tp = given["tp"]
-        gpus = prefill * (given["prefill_tp"] or tp) + decode * (given["decode_tp"] or tp)
-    return device_from(given, gpus)
+        tp = options["tp"]
+        gpus = prefill * (options["prefill_tp"] or tp) + decode * (options["decode_tp"] or tp)
+    return device_from(options, gpus)
 
 
-def engine_from(given: dict[str, Any]) -> EngineConfig:
+def engine_from(options: dict[str, Any]) -> EngineConfig:
     """Build the engine's config; downloads a model of the hub that is not here yet.
 
-    given: the options' values by parameter name. Raises StartError.
+    options: the options' values by parameter name. Raises StartError.
     """
-    memory = given["memory_gb"]
-    device, _ = device_from(given)
-    folder = folder_from(given)
+    memory = options["memory_gb"]
+    device, _ = device_from(options)
+    folder = folder_from(options)
     return EngineConfig(
         model=folder,
-        dtype=_TORCH_DTYPES[dtype_from(given, folder)],
-        ssm_dtype=_TORCH_DTYPES[given["mamba_ssm_dtype"]],
-        load_format=LoadFormat(given["load_format"]),
-        weight_format=WeightFormat(given["weight_format"]),
-        kernels=KernelChoice(given["kernels"]),
+        dtype=_TORCH_DTYPES[dtype_from(options, folder)],
+        ssm_dtype=_TORCH_DTYPES[options["mamba_ssm_dtype"]],
+        load_format=LoadFormat(options["load_format"]),
+        weight_format=WeightFormat(options["weight_format"]),
+        kernels=KernelChoice(options["kernels"]),
         device=device,
-        page_size=given["page_size"],
-        max_running=given["max_running"],
-        chunked_prefill_size=given["chunked_prefill_size"],
-        prefill_beside_decode=given["prefill_beside_decode"],
-        max_model_len=given["max_model_len"],
+        page_size=options["page_size"],
+        max_running=options["max_running"],
+        chunked_prefill_size=options["chunked_prefill_size"],
+        prefill_beside_decode=options["prefill_beside_decode"],
+        max_model_len=options["max_model_len"],
         memory_bytes=None if memory is None else int(memory * 2**30),
-        memory_fraction=given["memory_fraction"],
-        held_fraction=given["held_fraction"],
-        layer_group_bytes=given["layer_group_bytes"],
-        graphs=not given["no_graphs"],
-        prefix_caching=not given["no_prefix_caching"],
-        mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
-        mamba_track_interval=given["mamba_track_interval"],
-        snapshots_per_prefill=given["snapshots_per_prefill"],
-        cached_snapshots=given["cached_snapshots"],
-        mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
-        speculative_algorithm=SpeculativeAlgorithm(given["speculative_algorithm"]),
-        speculative_num_draft_tokens=int(given["speculative_num_draft_tokens"]),
-        speculative_ngram_capacity=given["speculative_ngram_capacity"],
-        overlap=not given["no_overlap"],
-        canary=given["canary"],
+        memory_fraction=options["memory_fraction"],
+        held_fraction=options["held_fraction"],
+        layer_group_bytes=options["layer_group_bytes"],
+        graphs=not options["no_graphs"],
+        prefix_caching=not options["no_prefix_caching"],
+        mamba_scheduler_strategy=Strategy(options["mamba_scheduler_strategy"]),
+        mamba_track_interval=options["mamba_track_interval"],
+        snapshots_per_prefill=options["snapshots_per_prefill"],
+        cached_snapshots=options["cached_snapshots"],
+        mamba_full_memory_ratio=options["mamba_full_memory_ratio"],
+        speculative_algorithm=SpeculativeAlgorithm(options["speculative_algorithm"]),
+        speculative_num_draft_tokens=int(options["speculative_num_draft_tokens"]),
+        speculative_ngram_capacity=options["speculative_ngram_capacity"],
+        overlap=not options["no_overlap"],
+        canary=options["canary"],
     )
 
 
-def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
+def router_from(model: Path, options: dict[str, Any]) -> RouterConfig:
     """Build the router's config, with any free ports on loopback for clients.
 
-    given: the options' values by parameter name. Raises StartError.
+    options: the options' values by parameter name. Raises StartError.
     """
     return RouterConfig(
         model,
-        routers=given["routers"],
-        served_model_name=given["served_model_name"],
-        internal_host=given["internal_host"],
-        internal_port=given["internal_port"],
-        policy=given["policy"],
-        prefill_here=given["prefill_here"],
-        lease_ms=lease_ms_from(given["lease"]),
-        max_queued=given["max_queued_requests"],
-        max_queued_tokens=given["max_queued_tokens"],
-        key_slowdown=given["key_slowdown"],
-        max_body_bytes=given["max_body_mb"] << 20,
-        unknown_fields=UnknownFields(given["unknown_fields"]),
-        sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
-        template=template_from(given),
-        worker_wait_s=given["worker_wait"],
-        request_timeout_s=given["request_timeout"],
-        incremental_streaming_output=given["incremental_streaming_output"],
-        allowed_hosts=given["allowed_hosts"],
-        api_keys=given["api_keys"],
-        cors_origins=given["cors_origins"],
-        client_tls=client_tls_from(given),
-        limits=limits_from(given),
-        cache_scope=CacheScope(given["cache_scope"]),
-        dump=dump_from(given),
-        telemetry=telemetry_from(given),
+        routers=options["routers"],
+        served_model_name=options["served_model_name"],
+        internal_host=options["internal_host"],
+        internal_port=options["internal_port"],
+        policy=options["policy"],
+        prefill_here=options["prefill_here"],
+        lease_ms=lease_ms_from(options["lease"]),
+        max_queued=options["max_queued_requests"],
+        max_queued_tokens=options["max_queued_tokens"],
+        key_slowdown=options["key_slowdown"],
+        max_body_bytes=options["max_body_mb"] << 20,
+        unknown_fields=UnknownFields(options["unknown_fields"]),
+        sampling_defaults=SamplingDefaults(options["sampling_defaults"]),
+        template=template_from(options),
+        worker_wait_s=options["worker_wait"],
+        request_timeout_s=options["request_timeout"],
+        incremental_streaming_output=options["incremental_streaming_output"],
+        allowed_hosts=options["allowed_hosts"],
+        api_keys=options["api_keys"],
+        cors_origins=options["cors_origins"],
+        client_tls=client_tls_from(options),
+        limits=limits_from(options),
+        cache_scope=CacheScope(options["cache_scope"]),
+        dump=dump_from(options),
+        telemetry=telemetry_from(options),
     )
 
 
-def config_from(given: dict[str, Any]) -> ClusterConfig:
+def config_from(options: dict[str, Any]) -> ClusterConfig:
     """Build the cluster's config.
 
-    given: the options' values by parameter name. Raises StartError.
+    options: the options' values by parameter name. Raises StartError.
     """
-    device, _ = cluster_device_from(given)
-    engine = replace(engine_from(given | {"device": device}), rank_timeout_s=given["rank_timeout"])
+    device, _ = cluster_device_from(options)
+    engine = replace(
+        engine_from(options | {"device": device}), rank_timeout_s=options["rank_timeout"]
+    )
     return ClusterConfig(
         engine,
-        router_from(engine.model, given),
-        routers=given["routers"],
-        name=given.get("cluster") or new_name(),
-        prefill=given["prefill"],
-        decode=given["decode"],
-        decode_dp=given["decode_dp"],
-        prefill_tp=given["prefill_tp"] or given["tp"],
-        decode_tp=given["decode_tp"] or given["tp"],
-        threads=given["threads"],
-        channel=given["channel"],
-        nixl_interfaces=given["nixl_interfaces"],
-        verify=verify_from(given["verify"]),
-        authority=authority_from(given),
-        state_return=StateReturn(given["state_return"]),
-        send_snapshots=SendSnapshots(given["send_snapshots"]),
-        ray_address=given["ray_address"],
-        placement=placement_from(given),
-        worker_interface=given["worker_interface"],
-        start_deadline_s=given["start_timeout"],
-        profile_folder=given["profile_folder"].absolute(),
+        router_from(engine.model, options),
+        routers=options["routers"],
+        name=options.get("cluster") or new_name(),
+        prefill=options["prefill"],
+        decode=options["decode"],
+        decode_dp=options["decode_dp"],
+        prefill_tp=options["prefill_tp"] or options["tp"],
+        decode_tp=options["decode_tp"] or options["tp"],
+        threads=options["threads"],
+        channel=options["channel"],
+        nixl_interfaces=options["nixl_interfaces"],
+        verify=verify_from(options["verify"]),
+        authority=authority_from(options),
+        state_return=StateReturn(options["state_return"]),
+        send_snapshots=SendSnapshots(options["send_snapshots"]),
+        ray_address=options["ray_address"],
+        placement=placement_from(options),
+        worker_interface=options["worker_interface"],
+        start_deadline_s=options["start_timeout"],
+        profile_folder=options["profile_folder"].absolute(),
     )

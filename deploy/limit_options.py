@@ -65,26 +65,26 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def limits_from(given: dict[str, Any]) -> ClientLimits:
-    """Return the limits. given: the options' values by parameter name. Raises StartError."""
+def limits_from(options: dict[str, Any]) -> ClientLimits:
+    """Return the limits. options: the options' values by parameter name. Raises StartError."""
     try:
-        return _limits(given)
+        return _limits(options)
     except ConfigError as err:
         raise StartError(str(err)) from err
 
 
-def _limits(given: dict[str, Any]) -> ClientLimits:
+def _limits(options: dict[str, Any]) -> ClientLimits:
     return ClientLimits(
-        header_s=given["header_timeout"],
-        body_s=given["body_timeout"],
-        idle_s=given["idle_timeout"],
-        grpc_idle_s=given["grpc_idle_timeout"],
-        write_s=given["write_timeout"],
-        header_bytes=given["max_header_kb"] << 10,
-        connections=given["max_connections"],
-        client_connections=given["max_connections_per_client"],
-        http_streams=given["max_http_streams"],
-        grpc_streams=given["max_grpc_streams"],
-        key_guesses_per_minute=given["max_key_guesses"],
-        forwarded_allow_ips=given["forwarded_allow_ips"],
+        header_s=options["header_timeout"],
+        body_s=options["body_timeout"],
+        idle_s=options["idle_timeout"],
+        grpc_idle_s=options["grpc_idle_timeout"],
+        write_s=options["write_timeout"],
+        header_bytes=options["max_header_kb"] << 10,
+        connections=options["max_connections"],
+        client_connections=options["max_connections_per_client"],
+        http_streams=options["max_http_streams"],
+        grpc_streams=options["max_grpc_streams"],
+        key_guesses_per_minute=options["max_key_guesses"],
+        forwarded_allow_ips=options["forwarded_allow_ips"],
     )

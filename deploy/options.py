@@ -235,16 +235,16 @@ def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def authority_from(given: dict[str, Any]) -> AuthorityFiles | Path | None:
+def authority_from(options: dict[str, Any]) -> AuthorityFiles | Path | None:
     """Return the authority's files, its folder, or None. Raises StartError if only one file is
     given, or both files and a folder.
     """
-    folder: Path | None = given["authority"]
-    if folder is not None and (given["tls_ca"] or given["tls_ca_key"]):
+    folder: Path | None = options["authority"]
+    if folder is not None and (options["tls_ca"] or options["tls_ca_key"]):
         raise StartError("--authority and --tls-ca exclude each other: give one of them")
     if folder is not None:
         return folder.absolute()
-    cert, key = given["tls_ca"], given["tls_ca_key"]
+    cert, key = options["tls_ca"], options["tls_ca_key"]
     if cert is None and key is None:
         return None
     if cert is None or key is None:
@@ -257,26 +257,26 @@ def verify_from(given: str | None) -> bool | None:
     return None if given is None else given == "full"
 
 
-def folder_from(given: dict[str, Any]) -> Path:
+def folder_from(options: dict[str, Any]) -> Path:
     """Return the model's folder; downloads a model of the hub that is not here yet.
 
-    given: the options' values by parameter name; without --model it is the example model's folder.
-    Raises StartError.
+    options: the options' values by parameter name; without --model it is the example model's
+    folder. Raises StartError.
     """
-    model = str(EXAMPLE_MODEL) if given["model"] is None else given["model"]
+    model = str(EXAMPLE_MODEL) if options["model"] is None else options["model"]
     try:
-        return find_model(model, given["revision"], given["offline"])
+        return find_model(model, options["revision"], options["offline"])
     except ConfigError as err:
         raise StartError(f"--model {model}: {err}") from err
 
 
-def dtype_from(given: dict[str, Any], folder: Path) -> str:
+def dtype_from(options: dict[str, Any], folder: Path) -> str:
     """Return the value of --dtype; for auto, what config.json of the checkpoint names.
 
     float32 where it names none, as transformers does. Raises StartError.
     """
-    if given["dtype"] != AUTO_DTYPE:
-        return str(given["dtype"])
+    if options["dtype"] != AUTO_DTYPE:
+        return str(options["dtype"])
     try:
         config = read_json_object(folder / "config.json")
     except ConfigError as err:
@@ -299,7 +299,7 @@ def _known_dtype(name: object, folder: Path) -> str:
     return plain
 
 
-def check_names(given: dict[str, Any]) -> None:
+def check_names(options: dict[str, Any]) -> None:
     """Raise StartError for a name that nobody could give, or a folder that cannot be made."""
-    check_served_name(given)
-    check_can_be_made("--profile-folder", given["profile_folder"])
+    check_served_name(options)
+    check_can_be_made("--profile-folder", options["profile_folder"])

@@ -38,20 +38,20 @@ def placement_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def placement_from(given: dict[str, Any]) -> NodePlacement:
+def placement_from(options: dict[str, Any]) -> NodePlacement:
     """Build the placement from the options' values. Raises StartError."""
-    gpus = given["gpus_per_worker"]
+    gpus = options["gpus_per_worker"]
     if gpus is not None and gpus > 1 and gpus % 1:
         raise StartError(f"--gpus-per-worker {gpus:g}: expected a whole number, or a part of 1")
     return NodePlacement(
         gpus,
         RoleDemand(
-            labels_from("--prefill-label", given["prefill_labels"]),
-            resources_from("--prefill-resource", given["prefill_resources"]),
+            labels_from("--prefill-label", options["prefill_labels"]),
+            resources_from("--prefill-resource", options["prefill_resources"]),
         ),
         RoleDemand(
-            labels_from("--decode-label", given["decode_labels"]),
-            resources_from("--decode-resource", given["decode_resources"]),
+            labels_from("--decode-label", options["decode_labels"]),
+            resources_from("--decode-resource", options["decode_resources"]),
         ),
-        given["wait_for_nodes"],
+        options["wait_for_nodes"],
     )

@@ -9,7 +9,7 @@ import click
 
 from baton.core.errors import ConfigError
 from baton.core.logs import LogFormat
-from baton.core.telemetry import Telemetry
+from baton.core.telemetry_options import TelemetryOptions
 from baton.deploy.errors import StartError
 from baton.router.dump.request_dump import DEFAULT_MB, DumpOptions
 from baton.rpc.trace_endpoint import check_endpoint
@@ -43,14 +43,14 @@ def telemetry_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def telemetry_from(given: dict[str, Any]) -> Telemetry:
+def telemetry_from(options: dict[str, Any]) -> TelemetryOptions:
     """Return the options of logs and traces. Raises StartError."""
-    endpoint: str | None = given["otlp_traces_endpoint"]
+    endpoint: str | None = options["otlp_traces_endpoint"]
     try:
         check_endpoint(endpoint)
     except ConfigError as err:
         raise StartError(f"--otlp-traces-endpoint: {err}") from err
-    return Telemetry(LogFormat(given["log_format"]), endpoint)
+    return TelemetryOptions(LogFormat(options["log_format"]), endpoint)
 
 
 def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,15 +60,17 @@ def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def dump_from(given: dict[str, Any]) -> DumpOptions | None:
+def dump_from(options: dict[str, Any]) -> DumpOptions | None:
     """Return the options of the dump; None for no dump. Raises StartError."""
-    folder: Path | None = given["dump_requests"]
+    folder: Path | None = options["dump_requests"]
     if folder is None:
-        if given["dump_prompts"]:
+        if options["dump_prompts"]:
             raise StartError("--dump-prompts needs --dump-requests FOLDER: it says where to")
         return None
     check_can_be_made("--dump-requests", folder)
-    return DumpOptions(folder.absolute(), given["dump_prompts"], given["dump_requests_mb"] << 20)
+    return DumpOptions(
+        folder.absolute(), options["dump_prompts"], options["dump_requests_mb"] << 20
+    )
 
 
 def check_can_be_made(option: str, folder: Path) -> None:

@@ -147,8 +147,8 @@ def lease_ms_from(given: float) -> int:
     return round(given * 1000)
 
 
-def check_served_name(given: dict[str, Any]) -> None:
+def check_served_name(options: dict[str, Any]) -> None:
     """Raise StartError for a model name that no request could give."""
-    names = given["served_model_name"]
+    names = options["served_model_name"]
     if names is not None and not all(name.strip() for name in names.split(",")):
         raise StartError("--served-model-name is empty; leave it out for the folder's name")

@@ -24,10 +24,10 @@ def template_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
-def template_from(given: dict[str, Any]) -> TemplateOptions:
+def template_from(options: dict[str, Any]) -> TemplateOptions:
     """Return the values of the options. Raises StartError."""
-    file: Path | None = given["chat_template"]
-    text: str = given["default_chat_template_kwargs"] or "{}"
+    file: Path | None = options["chat_template"]
+    text: str = options["default_chat_template_kwargs"] or "{}"
     try:
         variables = json.loads(text)
     except (ValueError, RecursionError) as err:

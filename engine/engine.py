@@ -26,7 +26,7 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request.events import Event
 from baton.engine.request.output import Output, OutputCollector, PromptIds
-from baton.engine.request.request import Holding, Request, RequestSpec, RequestState, Reservation
+from baton.engine.request.request import Parked, Request, RequestSpec, RequestState, Reservation
 from baton.engine.request.request_table import RequestTable
 from baton.engine.request.stop_checker import Stop
 from baton.engine.schedule.admission_check import AdmissionCheck
@@ -232,7 +232,7 @@ class Engine:
         self._pools.complete(batch.sequence)
         return self._report()
 
-    def holding(self, request_id: str) -> Holding:
+    def parked_state(self, request_id: str) -> Parked:
         """Return where a hold request's state lies, from its Scheduled event on. Its pages stay the
         same until it is released or cancelled; `computed` grows with its chunks.
         """
@@ -240,7 +240,7 @@ class Engine:
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         kept = self._donations.kept_tokens(request)
-        return Holding(request.slot, tuple(request.pages), request.settled, kept)
+        return Parked(request.slot, tuple(request.pages), request.settled, kept)
 
     def destined(self, request_id: str) -> None:
         """Note that a hold request, if it is still here, has a destination. Requests that wait for

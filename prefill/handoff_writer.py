@@ -6,8 +6,8 @@ from collections.abc import Callable
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.engine.layout.layout import PageLayout
-from baton.prefill.drains import WrittenTicket
 from baton.prefill.messages import HandoffMessages
+from baton.prefill.open_writes import WrittenTicket
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import ALLOWED, WriterState
@@ -57,7 +57,7 @@ class HandoffWriter:
         """Take the ticket: `write` comes next."""
         self._machine.move(WriterState.CONNECTING)
         self._ticket = self._peer.ticket(claim.ticket_id, claim.generation)
-        self._peer.drains.opened(self._ticket)
+        self._peer.open_writes.opened(self._ticket)
 
     async def write(self, claim: Claim, target: Holder, kv_from: int) -> None:
         """Post the prompt's state as it is computed. Return once it has left this engine's memory.
@@ -101,7 +101,7 @@ class HandoffWriter:
             message = f"{self._peer.rank.worker_id} received {received}; sent were {self._sent}"
             raise ApiError(ErrorCode.DATA_LOSS, message, origin=self._origin)
         self._machine.move(WriterState.RECEIVED)
-        self._peer.drains.closed(self._ticket)
+        self._peer.open_writes.closed(self._ticket)
 
     def stop(self, on_quiet: Callable[[], None]) -> None:
         """Post nothing more. The caller has made the last move and cancelled its `write`.
@@ -122,11 +122,11 @@ class HandoffWriter:
                 on_quiet()
             case WriterState.CONNECTING:
                 self._stopped(on_quiet)
-                self._peer.drains.closed(self._ticket)
+                self._peer.open_writes.closed(self._ticket)
             case _:
                 self._machine.move(WriterState.DRAINING)
                 self._writing.cancel()
-                self._peer.drains.drain(
+                self._peer.open_writes.drain(
                     self._ticket, self._writing, lambda: self._stopped(on_quiet)
                 )
 

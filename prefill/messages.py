@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from baton.engine.request.events import PromptScored
-from baton.prefill.drains import WrittenTicket
+from baton.prefill.open_writes import WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import prompt_logprobs_to_proto
 

@@ -14,7 +14,7 @@ from baton.engine.request.events import (
     Scheduled,
     TokenSampled,
 )
-from baton.engine.request.request import Holding
+from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.engine_request import EngineRequest
 from baton.prefill.first_token import FirstTokenRecord
@@ -90,12 +90,12 @@ class OutgoingHandoff:
         """Submit the request to the engine. An invalid request is answered with Failed."""
         self._engine.begin()
 
-    def on_event(self, event: Event, holding: Holding | None, at_s: float) -> None:
-        """Handle an event of the engine. holding: where the state lies, if it may be read now."""
+    def on_event(self, event: Event, parked_state: Parked | None, at_s: float) -> None:
+        """Handle an event of the engine. parked_state: where the state lies, if it may be read."""
         if self.ended:
             return
-        if holding is not None:
-            self._prompt.on_holding(holding)
+        if parked_state is not None:
+            self._prompt.on_parked_state(parked_state)
         match event:
             case Scheduled():
                 self._scheduled(event, at_s)

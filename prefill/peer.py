@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from grpc import aio
 
 from baton.core.errors import PeerSilentError
-from baton.prefill.drains import Drains
+from baton.prefill.open_writes import OpenWrites
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer_connection import PeerConnection
 from baton.proto import common_pb2, handoff_pb2
@@ -29,7 +29,7 @@ class DecodePeer:
         hello: common_pb2.Hello,
         process: common_pb2.HostProcess,
         channels: ChannelSet,
-        drains: Drains,
+        open_writes: OpenWrites,
         lease_s: float,
         begin: Begin,
         offered: Offered,
@@ -39,7 +39,7 @@ class DecodePeer:
         begin: makes the hand-off for a request. offered: called when the rank offers state.
         """
         self.identity = hello.worker
-        self.peer_connection = PeerConnection(hello, process, channels, drains, self.send)
+        self.peer_connection = PeerConnection(hello, process, channels, open_writes, self.send)
         self._begin = begin
         self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
@@ -76,7 +76,7 @@ class DecodePeer:
                 handoff.expire(reason)
             # In a task of its own: gRPC cancels this one when the rank's connection breaks.
             name = f"end of the connection to {self.identity.worker_id}"
-            self.peer_connection.drains.end(self.peer_connection.close, name)
+            self.peer_connection.open_writes.end(self.peer_connection.close, name)
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:
@@ -128,7 +128,7 @@ class DecodePeer:
         )
         message = handoff_pb2.PrefillMessage(drained=drained)
         ticket = self.peer_connection.ticket(about.ticket_id, about.generation)
-        self.peer_connection.drains.ask(ticket, lambda: self.send(message))
+        self.peer_connection.open_writes.ask(ticket, lambda: self.send(message))
 
     def _find(self, request_id: str, attempt: int) -> OutgoingHandoff | None:
         """Return the hand-off. None if it has ended: the message about it came too late."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from baton.core.supervised import child
-from baton.prefill.drains import Drains, WrittenTicket
+from baton.prefill.open_writes import OpenWrites, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.channels.channel_set import ChannelSet, ChosenChannel
 from baton.transfer.channels.ends import Sender
@@ -27,12 +27,12 @@ class PeerConnection:
         hello: common_pb2.Hello,
         process: common_pb2.HostProcess,
         channels: ChannelSet,
-        drains: Drains,
+        open_writes: OpenWrites,
         send: Send,
     ) -> None:
         """hello: the rank's. process: this one."""
         self.rank = hello.worker
-        self.drains = drains
+        self.open_writes = open_writes
         self.send = send
         offers = {offer.channel: offer.endpoint for offer in hello.channels}
         why = unprovable(hello.process, process)

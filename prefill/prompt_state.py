@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton.engine.request.request import Holding
+from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
 from baton.transfer.memory.regions import Holder, Memory
 from baton.transfer.memory.segments import Segment
@@ -19,7 +19,7 @@ class PromptState:
     def __init__(self, memory: Memory, tokens: int) -> None:
         """tokens: length of the prompt."""
         self._outflow = Outflow(memory.slots, memory.pages, tokens)
-        self._holding: Holding | None = None
+        self._parked_state: Parked | None = None
         self._layers_ended_s: float | None = None
         self._complete = False
         self._changed = asyncio.Event()
@@ -27,13 +27,13 @@ class PromptState:
     @property
     def holder(self) -> Holder:
         """The slot and the pages that the prompt's state lies in."""
-        assert self._holding is not None
-        return Holder(self._holding.slot, self._holding.pages)
+        assert self._parked_state is not None
+        return Holder(self._parked_state.slot, self._parked_state.pages)
 
     @property
     def cached_state(self) -> int:
         """Prompt tokens whose state this engine's prefix cache keeps."""
-        return self._holding.cached_state if self._holding else 0
+        return self._parked_state.cached_state if self._parked_state else 0
 
     @property
     def layers_ended_s(self) -> float:
@@ -41,15 +41,15 @@ class PromptState:
         assert self._layers_ended_s is not None
         return self._layers_ended_s
 
-    def on_holding(self, holding: Holding) -> None:
+    def on_parked_state(self, parked_state: Parked) -> None:
         """Note where the state lies, and how many tokens are computed in all layers."""
-        self._holding = holding
-        self._outflow.computed(holding.computed)
+        self._parked_state = parked_state
+        self._outflow.computed(parked_state.computed)
         self._changed.set()
 
     def on_layers(self, computed: LayersComputed, at_s: float) -> None:
         """Note how many layers of the last chunk are computed. Its step goes on."""
-        self._holding = computed.holding
+        self._parked_state = computed.parked_state
         self._outflow.layers(computed.start, computed.recurrent, computed.attention)
         if computed.last:
             self._layers_ended_s = at_s

@@ -10,7 +10,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, IncompatibleError, StoppedError
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.step.layer_progress import LayersComputed
-from baton.prefill.drains import Drains
+from baton.prefill.open_writes import OpenWrites
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
@@ -32,7 +32,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._drains = Drains(context.owner)
+        self._open_writes = OpenWrites(context.owner)
         # Tickets are for prefixes that this worker fetches from other workers.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
         self._channels = WorkerChannels(context, tickets)
@@ -66,7 +66,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         for event in batch.events:
             handoff = self._handoffs.get(event.request_id)
             if handoff is not None:
-                handoff.on_event(event, batch.holdings.get(event.request_id), batch.at_s)
+                handoff.on_event(event, batch.parked_states.get(event.request_id), batch.at_s)
 
     def _on_layers(self, computed: Sequence[LayersComputed], at_s: float) -> None:
         for layers in computed:
@@ -87,7 +87,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     async def close(self) -> None:
         self.hand_over("is stopping")
         await self._prefixes.close()
-        await self._drains.wait()
+        await self._open_writes.wait()
 
     async def Control(
         self,
@@ -108,7 +108,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             hello,
             self._context.hello.process,
             self._channels.handoffs,
-            self._drains,
+            self._open_writes,
             self._context.lease_s,
             self._begin,
             self._offered,

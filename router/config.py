@@ -14,7 +14,7 @@ from baton.api.admission.defaults import (
 from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
-from baton.core.telemetry import Telemetry
+from baton.core.telemetry_options import TelemetryOptions
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -62,7 +62,7 @@ class RouterConfig:
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     dump: DumpOptions | None = None  # where requests are recorded; None: nowhere
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

@@ -23,7 +23,7 @@ from baton.api.model_info import read_model_info
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
 from baton.api.server.http_server import HttpServer
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
@@ -182,7 +182,7 @@ class RouterServer:
                 max_body_bytes=config.max_body_bytes,
                 unknown_fields=config.unknown_fields,
                 more_routes=[
-                    *native_routes(
+                    *sglang_routes(
                         served,
                         text,
                         max_body_bytes=config.max_body_bytes,

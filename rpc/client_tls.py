@@ -5,7 +5,7 @@ import threading
 
 import grpc
 
-from baton.rpc.followed import Followed
+from baton.rpc.file_watcher import FileWatcher
 from baton.rpc.server_certificate import (
     CertificateFiles,
     ServerCertificate,
@@ -21,7 +21,7 @@ class ClientTls:
 
     def __init__(self, files: CertificateFiles) -> None:
         """Raises ConfigError as `read_server_certificate` does."""
-        self._followed = Followed(
+        self._watcher = FileWatcher(
             "the certificate for clients",
             (files.certificate, files.key),
             lambda: read_server_certificate(files),
@@ -29,7 +29,7 @@ class ClientTls:
 
     @property
     def certificate(self) -> ServerCertificate:
-        return self._followed.get()
+        return self._watcher.get()
 
     def seconds_left(self) -> float:
         """Return the seconds until the present certificate ends."""

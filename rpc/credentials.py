@@ -20,7 +20,7 @@ from grpc import aio
 from baton.core.errors import ConfigError, PeerLostError
 from baton.proto.common_pb2 import DECODE, PREFILL, WorkerIdentity
 from baton.rpc.connections import Connections
-from baton.rpc.followed import Followed
+from baton.rpc.file_watcher import FileWatcher
 from baton.rpc.identity import Identity, ProcessRole, any_router, identity_in
 from baton.rpc.revoked import REVOKED, read_revoked
 
@@ -75,7 +75,7 @@ class Credentials:
         self.identity = self._material.identity
         self.connections = Connections()
         revoked = folder / REVOKED
-        self._revoked = Followed("the list of revoked processes", (revoked,),
+        self._revoked = FileWatcher("the list of revoked processes", (revoked,),
                                  lambda: read_revoked(revoked))  # fmt: skip
         self._revoked_then = self._revoked.get()  # at the last look at the edition
 

@@ -11,7 +11,7 @@ from baton.engine.request import events as engine_events
 from baton.worker.convert import finished_of
 
 
-class LocalAnswer:
+class StandaloneAnswer:
     """The events of one request.
 
     The engine's port writes them and one handler reads them, on the same event loop.

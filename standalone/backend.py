@@ -21,7 +21,7 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.rpc.errors import error_from_proto, error_of
-from baton.standalone.answer import LocalAnswer
+from baton.standalone.answer import StandaloneAnswer
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
@@ -29,7 +29,7 @@ from baton.worker.engine_port import EventBatch
 from baton.worker.settings import engine_settings
 
 
-class LocalBackend:
+class StandaloneBackend:
     """A `baton.api.backend.Backend` on the asyncio thread.
 
     The owner of `context.port` passes the engine's events to it.
@@ -49,7 +49,7 @@ class LocalBackend:
         self._context = context
         self._cache_scope = cache_scope
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
-        self._answers: dict[str, LocalAnswer] = {}  # by request id
+        self._answers: dict[str, StandaloneAnswer] = {}  # by request id
         self._failure: ApiError | None = None  # why no request can be answered any more
         self._in_engine = 0  # answers whose requests were given to the engine, and are not over
         # The engine is given few more than it runs: those that wait here can still be put into
@@ -101,7 +101,7 @@ class LocalBackend:
             raise refused("explain", _NO_ROUTER)
         request = in_scope(request, self._cache_scope)
         place = self._queue.enter(request)
-        answer = LocalAnswer(request, self._context.worker_id, place)
+        answer = StandaloneAnswer(request, self._context.worker_id, place)
         self._answers[request.request_id] = answer
         given = 0
         try:
@@ -187,14 +187,14 @@ class LocalBackend:
         if self._failure is not None:
             raise self._failure
 
-    def _begin(self, answer: LocalAnswer) -> None:
+    def _begin(self, answer: StandaloneAnswer) -> None:
         """Give a request whose turn has come to the engine."""
         answer.begin()
         self._in_engine += 1
         answer.place.placed()
         self._submit(answer)
 
-    def _submit(self, answer: LocalAnswer) -> None:
+    def _submit(self, answer: StandaloneAnswer) -> None:
         request = answer.request
         try:
             spec = RequestSpec(
@@ -215,7 +215,7 @@ class LocalBackend:
         )
 
     def _hand_in(
-        self, answer: LocalAnswer, spec: RequestSpec, grammar: CompiledGrammar | None
+        self, answer: StandaloneAnswer, spec: RequestSpec, grammar: CompiledGrammar | None
     ) -> None:
         if answer.over:  # it was cancelled meanwhile
             return
@@ -227,7 +227,7 @@ class LocalBackend:
         )
 
     @contextmanager
-    def _timed(self, answer: LocalAnswer) -> Iterator[None]:
+    def _timed(self, answer: StandaloneAnswer) -> Iterator[None]:
         """Stop the answer at its deadline."""
         deadline = answer.request.deadline
         if deadline is None:
@@ -247,7 +247,7 @@ class LocalBackend:
         finally:
             timer.cancel()
 
-    def _cancel(self, answer: LocalAnswer, reason: str) -> None:
+    def _cancel(self, answer: StandaloneAnswer, reason: str) -> None:
         if not answer.queued:
             error = ApiError(ErrorCode.CANCELLED, reason)
             answer.place.refuse(error)

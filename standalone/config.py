@@ -13,7 +13,7 @@ from baton.text.template_options import TemplateOptions
 
 
 @dataclass(frozen=True)
-class LocalConfig:
+class StandaloneConfig:
     """The settings for a worker's own clients, set from the command line."""
 
     host: str = "127.0.0.1"

@@ -4,15 +4,15 @@ from grpc import aio
 
 from baton.core.errors import StoppedError
 from baton.proto import common_pb2
-from baton.standalone.backend import LocalBackend
+from baton.standalone.backend import StandaloneBackend
 from baton.worker.context import RoleService
 from baton.worker.engine_port import EventBatch
 
 
-class LocalRole:
+class StandaloneRole:
     """A `RoleService` in which clients and `inner`'s hand-offs, if any, share one engine."""
 
-    def __init__(self, backend: LocalBackend, inner: RoleService | None) -> None:
+    def __init__(self, backend: StandaloneBackend, inner: RoleService | None) -> None:
         self._backend = backend
         self._inner = inner
 

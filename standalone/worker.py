@@ -21,7 +21,7 @@ from baton.api.model_info import read_model_info
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
 from baton.api.server.http_server import HttpServer
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
@@ -32,9 +32,9 @@ from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
 from baton.rpc.client_tls import ClientTls
-from baton.standalone.backend import LocalBackend
-from baton.standalone.config import LocalConfig
-from baton.standalone.role import LocalRole
+from baton.standalone.backend import StandaloneBackend
+from baton.standalone.config import StandaloneConfig
+from baton.standalone.role import StandaloneRole
 from baton.text.chat_template import ChatTemplate
 from baton.text.model_folder import served_names
 from baton.text.tokenizer import Tokenizer
@@ -57,26 +57,27 @@ class Addresses:
     peers: str  # of routers and other workers, over gRPC; empty for role `both`
 
 
-class LocalWorker:
-    """A worker that serves inside `async with LocalWorker(config, engine)`, on the running loop.
+class StandaloneWorker:
+    """A worker that serves inside `async with StandaloneWorker(config, engine)`, on the running
+    loop.
 
     With role `both` it stands alone. With `prefill` or `decode` it also has that role for the
     routers in `config`; its own clients' requests are computed by its engine alone.
     """
 
     def __init__(
-        self, config: WorkerConfig, engine: Engine, clients: LocalConfig | None = None
+        self, config: WorkerConfig, engine: Engine, clients: StandaloneConfig | None = None
     ) -> None:
         """clients: None serves this machine on any free ports."""
         self._config = config
         self._engine = engine
-        self._clients = clients or LocalConfig()
+        self._clients = clients or StandaloneConfig()
         self._of_keys = CollectorRegistry()
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
         self._keys: KeyGate | None = None
         self._owner = ProcessSupervisor()
-        self.backend: LocalBackend
+        self.backend: StandaloneBackend
         self.addresses: Addresses
 
     async def __aenter__(self) -> Self:
@@ -112,9 +113,9 @@ class LocalWorker:
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
-            self.backend = LocalBackend(context, model, clients.cache_scope, self._share_of)
+            self.backend = StandaloneBackend(context, model, clients.cache_scope, self._share_of)
             inner = _INNER.get(config.role)
-            return LocalRole(self.backend, None if inner is None else inner(context))
+            return StandaloneRole(self.backend, None if inner is None else inner(context))
 
         owner = self._owner
         runtime = WorkerRuntime(config, self._engine, make_role, owner)
@@ -177,7 +178,7 @@ class LocalWorker:
             text,
             self._metrics,
             unknown_fields=clients.unknown_fields,
-            more_routes=native_routes(
+            more_routes=sglang_routes(
                 served,
                 text,
                 unknown_fields=clients.unknown_fields,

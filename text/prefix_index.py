@@ -9,23 +9,23 @@ from typing import Generic, TypeVar
 from baton.core.cache_salt import SHARED
 from baton.text.prefix_digest import PrefixDigest
 
-Holder = TypeVar("Holder", bound=Hashable)
+CacheOwner = TypeVar("CacheOwner", bound=Hashable)
 
 KEPT = 4096
 """Prefixes that are remembered; what a cache has given up meanwhile costs a question."""
 
 
-class PrefixIndex(Generic[Holder]):
+class PrefixIndex(Generic[CacheOwner]):
     """An index of prefixes, by length and by the hash of their cache salt and tokens. It is not
     verified, so it may be out of date."""
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
-        self._known: OrderedDict[tuple[int, int], tuple[Holder, ...]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int], tuple[CacheOwner, ...]] = OrderedDict()
         """Oldest first."""
         self._lengths: Counter[int] = Counter()
 
-    def add(self, token_ids: Sequence[int], holder: Holder, salt: bytes = SHARED) -> None:
+    def add(self, token_ids: Sequence[int], holder: CacheOwner, salt: bytes = SHARED) -> None:
         """Record that `holder` has kept the state after exactly these tokens under `salt`."""
         key = (len(token_ids), PrefixDigest(salt).add(array("I", token_ids).tobytes()))
         if key not in self._known:
@@ -40,11 +40,11 @@ class PrefixIndex(Generic[Holder]):
             if not self._lengths[length]:
                 del self._lengths[length]
 
-    def held(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[Holder, int]:
+    def held(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[CacheOwner, int]:
         """Return the length of the longest prefix under `salt` that each holder has, shorter than
         the whole."""
         digest, at = PrefixDigest(salt), 0
-        found: dict[Holder, int] = {}
+        found: dict[CacheOwner, int] = {}
         for length in sorted(n for n in self._lengths if n < len(token_ids)):
             key = (length, digest.add(array("I", token_ids[at:length]).tobytes()))
             at = length

@@ -6,7 +6,7 @@ from pathlib import Path
 from baton.core.address import WILDCARDS
 from baton.core.errors import ConfigError
 from baton.core.role import Role
-from baton.core.telemetry import Telemetry
+from baton.core.telemetry_options import TelemetryOptions
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.identity import number_in
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -38,7 +38,7 @@ class WorkerConfig:
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of profiles; None: no profile is made
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)
     incarnation: int | None = None  # of this start, above all earlier ones; None: by the clock
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from baton.engine.request.events import (
     Scheduled,
     TokenSampled,
 )
-from baton.engine.request.request import Holding
+from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class EventBatch:
     """The events of one planning or one step, in order."""
 
     events: tuple[Event, ...]
-    holdings: Mapping[str, Holding]  # of requests in it whose state may be read now
+    parked_states: Mapping[str, Parked]  # of requests in it whose state may be read now
     at_s: float  # when, by `time.monotonic`
     changes_load: bool  # a request began, was held or ended
 
@@ -125,11 +125,12 @@ class EnginePort:
         wanted = {
             e.request_id
             for e in rare
-            if isinstance(e, ChunkComputed | PrefillHeld) or (isinstance(e, Scheduled) and e.held)
+            if isinstance(e, ChunkComputed | PrefillHeld)
+            or (isinstance(e, Scheduled) and e.will_park)
         }
-        holdings = {name: self._engine.holding(name) for name in wanted - over}
+        parked_states = {name: self._engine.parked_state(name) for name in wanted - over}
         changes_load = any(isinstance(e, Scheduled | PrefillHeld | RequestFinished) for e in rare)
-        batch = EventBatch(tuple(events), holdings, time.monotonic(), changes_load)
+        batch = EventBatch(tuple(events), parked_states, time.monotonic(), changes_load)
         self._asyncio.call_soon_threadsafe(self._deliver, batch)
 
     def _stepped(self, seconds: float) -> None:

@@ -58,7 +58,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
         prefix = SaltedPrefix(tuple(request.token_ids), request.cache_salt)
-        loan = await self._borrow(prefix)
+        loan = await self._grant_loan(prefix)
         if loan is None:
             return handoff_pb2.FetchedPrefix()
         try:
@@ -101,7 +101,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
         prefix = SaltedPrefix(tuple(request.token_ids), request.cache_salt)
-        loan = await self._borrow(prefix)
+        loan = await self._grant_loan(prefix)
         if loan is None:
             await context.write(handoff_pb2.LentPrefix())
             return
@@ -156,7 +156,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         memory, holder = self._context.memory, Holder(loan.slot, loan.pages)
         return [frames.checksum_of(s, memory.read(s, holder)) for s in segments]
 
-    async def _borrow(self, prefix: SaltedPrefix) -> Loan | None:
+    async def _grant_loan(self, prefix: SaltedPrefix) -> Loan | None:
         """Lock a prefix. If the caller leaves meanwhile, the loan is given back when it is made."""
         asked = child(self._context.port.call(lambda engine: engine.prefixes.lend(prefix)))
         try:

@@ -18,7 +18,7 @@ from typing import Any
 from baton.api.backend import MAX_PRIORITY
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
-from baton.rpc.followed import Followed
+from baton.rpc.file_watcher import FileWatcher
 
 PREFIX = "baton-"
 _CAPS = (
@@ -105,7 +105,7 @@ class Keyring:
         self, path: Path, more: Sequence[Key] = (), clock: Callable[[], float] = monotonic
     ) -> None:
         """more: keys that are in no file. Raises ConfigError as `read_keys` does."""
-        self._keys = Followed(
+        self._keys = FileWatcher(
             "the file of API keys", (path,), lambda: (*read_keys(path), *more), clock
         )
         self._counted: tuple[Key, ...] = ()  # the keys of `_shares`

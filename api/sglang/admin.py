@@ -40,10 +40,10 @@ class AbortBody(Body):
 
 
 @dataclass(frozen=True)
-class NativeAdmin:
+class SglangAdmin:
     backend: Backend
     bodies: BodyReader
-    incremental: bool  # see `native_routes`
+    incremental: bool  # see `sglang_routes`
 
     async def flush_cache(self, request: Request) -> Response:
         """Empty the prefix caches. `timeout`: seconds to wait for idle workers, then the status

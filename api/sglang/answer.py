@@ -18,7 +18,7 @@ from baton.text.token_table import TokenTable
 Entry = list[Any]  # [log probability or null, token id, text or null]
 
 
-class NativeAnswer:
+class SglangAnswer:
     """One answer of `/generate`: takes deltas, and returns the reply so far or its newest part."""
 
     def __init__(

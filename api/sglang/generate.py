@@ -18,7 +18,7 @@ from baton.api.errors import invalid
 from baton.api.fields.ignored import keep_ignored
 from baton.api.request_body import BodyReader, deadline_of
 from baton.api.requests import RequestLabels, make_requests
-from baton.api.sglang.answer import NativeAnswer, until_aborted
+from baton.api.sglang.answer import SglangAnswer, until_aborted
 from baton.api.sglang.schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
@@ -32,7 +32,7 @@ class _Call:
     """
 
     requests: list[GenerateRequest]
-    answers: list[NativeAnswer]
+    answers: list[SglangAnswer]
     streams: list[AsyncGenerator[AnswerDelta, None]]
 
 
@@ -101,7 +101,7 @@ class GenerateEndpoint:
                 skip_special_tokens=asked.sampling.skip_special_tokens,
             )
             call.requests.append(made)
-            call.answers.append(NativeAnswer(name, len(ids), asked.logprobs, table))
+            call.answers.append(SglangAnswer(name, len(ids), asked.logprobs, table))
             call.streams.append(until_aborted(stream, made, index))
 
 

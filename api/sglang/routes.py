@@ -9,12 +9,12 @@ from baton.api.access.client_limits import MAX_BODY_BYTES
 from baton.api.backend import Backend
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.request_body import BodyReader
-from baton.api.sglang.admin import NativeAdmin
+from baton.api.sglang.admin import SglangAdmin
 from baton.api.sglang.generate import GenerateEndpoint
 from baton.api.text_service import TextService
 
 
-def native_routes(
+def sglang_routes(
     backend: Backend,
     text: TextService,
     *,
@@ -29,7 +29,7 @@ def native_routes(
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
     generate = GenerateEndpoint(backend, text, bodies, incremental)
-    admin = NativeAdmin(backend, bodies, incremental)
+    admin = SglangAdmin(backend, bodies, incremental)
     routes: list[BaseRoute] = [
         Route("/generate", generate.post, methods=["POST", "PUT"]),
         Route("/flush_cache", admin.flush_cache, methods=["GET", "POST"]),

@@ -54,14 +54,14 @@ def serve(
     repeats: int,
     seed: int | None,
     json_wanted: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Send greedy streaming requests of fixed lengths over HTTP to a cluster started for this.
 
     start_s: from this command to the first token. idle_cpu_pct_max: the busiest worker process
     before the load. limits: the same requests in one bare engine, on one core and on all.
     """
-    config = config_from(given)
+    config = config_from(options)
     check_model(config.engine)
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")

@@ -66,7 +66,7 @@ def trace(
     repeats: int,
     seed: int | None,
     json_wanted: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Send a part of a trace to a cluster started for this, with its times of arrival, lengths and
     shared beginnings of prompts. Mooncake's published traces have the form.
@@ -74,7 +74,7 @@ def trace(
     limits: cached_share of one cache that forgets nothing. A peer's KEY_ratio is ours divided by
     the peer's, the median of the turns.
     """
-    config = config_from(given)
+    config = config_from(options)
     check_model(config.engine)
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")

@@ -29,14 +29,14 @@ from baton.kernels.kernel_choice import KernelChoice
 @repeats_option
 @seed_option
 @json_option
-def decode(steps: int, json_wanted: bool, **given: Any) -> None:
+def decode(steps: int, json_wanted: bool, **options: Any) -> None:
     """Measure greedy decode steps at several batch sizes, in process.
 
     limit_share: the time that the limits allow over the time of a step. A product's limit is the
     slower of its weight's bytes and its arithmetic; that of states and KV is their bytes.
     bandwidth_share: by bytes alone.
     """
-    subject = Subject.of(given)
+    subject = Subject.of(options)
     engine = subject.load()
     timed = TimedEngine(engine, random.Random(subject.seed))
     peers = subject.load_peers()

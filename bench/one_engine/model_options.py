@@ -39,21 +39,21 @@ class Subject:
     llama_cpp_source: Path | None
 
     @staticmethod
-    def of(given: dict[str, Any]) -> "Subject":
-        seed = random.randrange(2**31) if given["seed"] is None else given["seed"]
+    def of(options: dict[str, Any]) -> "Subject":
+        seed = random.randrange(2**31) if options["seed"] is None else options["seed"]
         click.echo(f"seed {seed}")
         return Subject(
-            model=given["model"],
-            dtype=given["dtype"],
-            weight_format=WeightFormat(given["weight_format"]),
-            threads=given["threads"] or cores(),
-            peers=given["peers"],
-            batches=tuple(int(batch) for batch in given["batch"].split(",")),
-            prompt_len=given["prompt_len"],
-            repeats=given["repeats"],
+            model=options["model"],
+            dtype=options["dtype"],
+            weight_format=WeightFormat(options["weight_format"]),
+            threads=options["threads"] or cores(),
+            peers=options["peers"],
+            batches=tuple(int(batch) for batch in options["batch"].split(",")),
+            prompt_len=options["prompt_len"],
+            repeats=options["repeats"],
             seed=seed,
-            llama_cpp=given["llama_cpp"],
-            llama_cpp_source=given["llama_cpp_source"],
+            llama_cpp=options["llama_cpp"],
+            llama_cpp_source=options["llama_cpp_source"],
         )
 
     @property

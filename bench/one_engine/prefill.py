@@ -30,13 +30,13 @@ _TTFT_LEN = 512
 @repeats_option
 @seed_option
 @json_option
-def prefill(json_wanted: bool, **given: Any) -> None:
+def prefill(json_wanted: bool, **options: Any) -> None:
     """Measure prompts of one length, alone and several at once, in process.
 
     ttft_ms_512: from submitting a prompt of 512 tokens to its first token. limit_share: the time of
     the weights' products at their measured rates over the time of the prompts.
     """
-    subject = Subject.of(given)
+    subject = Subject.of(options)
     engine = subject.load()
     timed = TimedEngine(engine, random.Random(subject.seed))
     peers = subject.load_peers()

@@ -94,15 +94,17 @@ def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return router_options(command)
 
 
-def control_from(given: Mapping[str, Any], *, starting: bool = False) -> ControlClient | UrlControl:
+def control_from(
+    options: Mapping[str, Any], *, starting: bool = False
+) -> ControlClient | UrlControl:
     """Return a client of the cluster that the options name, or of the one started last.
 
-    given: the options' values by parameter name. starting: a cluster that does not serve yet counts
-    too. Raises NotRunning.
+    options: the options' values by parameter name. starting: a cluster that does not serve yet
+    counts too. Raises NotRunning.
     """
-    if given["url"] is None:
-        return local_control(given["cluster"], starting=starting)
-    router = router_from(given["url"], given["api_key"], given["cacert"], given["cluster"])
+    if options["url"] is None:
+        return local_control(options["cluster"], starting=starting)
+    router = router_from(options["url"], options["api_key"], options["cacert"], options["cluster"])
     return UrlControl(router)
 
 

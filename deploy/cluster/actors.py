@@ -21,10 +21,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.arrival import Arrival
+from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
 from baton.deploy.cluster.life_ends import forget_end
 from baton.deploy.cluster.ray_nodes import living_nodes
-from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.demand.demand import Demand
 from baton.deploy.errors import StartError

@@ -33,7 +33,7 @@ from baton.deploy.cluster.wiring import OPERATOR, Wiring
 from baton.deploy.errors import ScaleError
 from baton.deploy.messages.start_progress import Silent, StartProgress
 from baton.deploy.process.ports import PortKeeper
-from baton.rpc.followed import Followed
+from baton.rpc.file_watcher import FileWatcher
 from baton.rpc.identity import Identity
 from baton.rpc.revoked import REVOKED, read_revoked
 from baton.worker.runtime import WorkerStarted
@@ -79,7 +79,7 @@ class Cluster:
         deadline_s = self.config.start_deadline_s
         self.rolling = Rolling(self._fleet, self.routers, self._changing, deadline_s)
         path = self.operator_folder / REVOKED
-        self._revoked = Followed("the list of revoked processes", (path,),
+        self._revoked = FileWatcher("the list of revoked processes", (path,),
                                  lambda: read_revoked(path))  # fmt: skip
 
     @property
@@ -243,7 +243,7 @@ class Cluster:
                 self._progress.done("channel", f"{channel}: {why}")
             config = replace(config, channel=channel)
         folder = None if self._detached is None else self._detached.folder
-        return Wiring.settle(config, held, folder)
+        return Wiring.resolve_options(config, held, folder)
 
     def _connect(self, phase: str) -> None:
         with self._timed("Ray"):

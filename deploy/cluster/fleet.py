@@ -9,14 +9,14 @@ from functools import partial
 from baton.core.role import Role
 from baton.decode.actor import DecodeActor
 from baton.deploy.certs.credential_files import CredentialFiles
+from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.actors import ActorHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
+from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.host import WorkerServed
-from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import check_fits, check_together
 from baton.deploy.cluster.ray_nodes import living_nodes
-from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.demand.demand import Demand
 from baton.deploy.errors import ScaleError, StartError
@@ -94,8 +94,8 @@ class Fleet:
     @property
     def pids(self) -> dict[str, int]:
         """Return the present process of each worker that has one, by worker_id."""
-        lives = lives_of(self.actors)
-        return {name: life.pid for name, life in lives.items() if life.pid}
+        processes = processes_of(self.actors)
+        return {name: each.pid for name, each in processes.items() if each.pid}
 
     def find_room(self, members: Sequence[Member], besides: Sequence[Wish] = ()) -> dict[str, str]:
         """Return the id of a Ray node for each worker that is about to be created.

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from baton.core.address import is_loopback
 from baton.deploy.cluster import ray_nodes
+from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.ray_nodes import RayNode
-from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.demand.demand import CPU, Demand
 from baton.deploy.errors import StartError
 

@@ -8,7 +8,7 @@ import ray
 from ray.experimental import internal_kv
 
 from baton.deploy.cluster import ray_nodes
-from baton.deploy.cluster.life import LifeEnd
+from baton.deploy.cluster.actor_process import LifeEnd
 
 _SPACE = b"baton-ends"
 _MOST_CHARS = 2000

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.deploy.cluster.life import Life, LifeEnd
+from baton.deploy.cluster.actor_process import ActorProcess, LifeEnd
 
 
 class MemberState(StrEnum):
@@ -26,7 +26,7 @@ class MemberView:
 
 
 def view_of(
-    life: Life, heard_pid: int | None, served_pid: int | None, end: LifeEnd | None = None
+    process: ActorProcess, heard_pid: int | None, served_pid: int | None, end: LifeEnd | None = None
 ) -> MemberView:
     """Return the state of a member.
 
@@ -34,19 +34,19 @@ def view_of(
     end: the last of its lives that is known to have ended by itself.
     """
     # Later ones may have been ended by others.
-    ended = end.reason if end is not None and end.life >= life.restarts - 1 else ""
-    state = _state(life, heard_pid, served_pid)
-    return MemberView(state, life.restarts, life.host, life.host_lost, ended=ended)
+    ended = end.reason if end is not None and end.life >= process.restarts - 1 else ""
+    state = _state(process, heard_pid, served_pid)
+    return MemberView(state, process.restarts, process.host, process.host_lost, ended=ended)
 
 
-def _state(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberState:
-    if life.state == "DEAD":
+def _state(process: ActorProcess, heard_pid: int | None, served_pid: int | None) -> MemberState:
+    if process.state == "DEAD":
         return MemberState.ENDED
-    if life.state == "ALIVE" and heard_pid == life.pid:
+    if process.state == "ALIVE" and heard_pid == process.pid:
         return MemberState.SERVING
-    if served_pid is None and life.restarts == 0:
+    if served_pid is None and process.restarts == 0:
         return MemberState.STARTING
-    if life.state == "ALIVE" and served_pid == life.pid:
+    if process.state == "ALIVE" and served_pid == process.pid:
         return MemberState.LATE
     return MemberState.RESTARTING
 

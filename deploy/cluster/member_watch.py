@@ -9,10 +9,10 @@ from typing import Any
 from ray.exceptions import RayError
 
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.cluster.actor_process import ActorProcess, LifeEnd
+from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.cluster.life import Life, LifeEnd
 from baton.deploy.cluster.life_ends import read_ends
-from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member_state import MemberView, changes, view_of
 from baton.deploy.errors import NotRunning
 
@@ -31,7 +31,7 @@ class MemberWatch:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._views: dict[str, MemberView] = {}
-        self._lives: dict[str, Life] = {}
+        self._processes: dict[str, ActorProcess] = {}
         self._heard: dict[str, int] = {}  # pids of those that answered the last question
         self._served: dict[str, int] = {}  # pids of those that have ever answered
         self._lacking: dict[str, str] = {}  # why those without a process have no place
@@ -52,8 +52,8 @@ class MemberWatch:
             return {name: asdict(view) for name, view in sorted(self._views.items())}
 
     def _look(self) -> None:
-        lives = self._lives = lives_of(self._cluster.handles, self._lives)
-        died = any(self._heard.get(name) != life.pid for name, life in lives.items())
+        processes = self._processes = processes_of(self._cluster.handles, self._processes)
+        died = any(self._heard.get(name) != process.pid for name, process in processes.items())
         if died or time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _ASK_S
             self._heard = self._ask()
@@ -63,20 +63,20 @@ class MemberWatch:
                 self._ends = read_ends({each.actor_id for each in self._cluster.handles})
         ids = {each.name: each.actor_id for each in self._cluster.handles}
         self._views = {
-            name: self._view(name, life, self._ends.get(ids.get(name, "")))
-            for name, life in lives.items()
+            name: self._view(name, process, self._ends.get(ids.get(name, "")))
+            for name, process in processes.items()
         }
 
-    def _view(self, name: str, life: Life, end: LifeEnd | None) -> MemberView:
-        view = view_of(life, self._heard.get(name), self._served.get(name), end)
-        return replace(view, lacks="" if _has_place(life) else self._lacking.get(name, ""))
+    def _view(self, name: str, process: ActorProcess, end: LifeEnd | None) -> MemberView:
+        view = view_of(process, self._heard.get(name), self._served.get(name), end)
+        return replace(view, lacks="" if _has_place(process) else self._lacking.get(name, ""))
 
     def _ask_for_room(self) -> dict[str, str]:
         """Return what Ray lacks to place each member that has no process."""
         return {
             each.name: each.lacks()
             for each in self._cluster.handles
-            if each.name in self._lives and not _has_place(self._lives[each.name])
+            if each.name in self._processes and not _has_place(self._processes[each.name])
         }
 
     def _ask(self) -> dict[str, int]:
@@ -88,9 +88,9 @@ class MemberWatch:
         return heard
 
 
-def _has_place(life: Life) -> bool:
+def _has_place(process: ActorProcess) -> bool:
     """Return whether a process runs, or none is to run."""
-    return life.state in ("ALIVE", "DEAD")
+    return process.state in ("ALIVE", "DEAD")
 
 
 def _ask_one(name: str, client: RouterClient) -> dict[str, int]:

@@ -13,10 +13,10 @@ from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster.actors import ActorHandle, RouterHandle
+from baton.deploy.cluster.capacity import Wish
 from baton.deploy.cluster.control_relay import start_relay
 from baton.deploy.cluster.fleet import STOP_MARGIN_S
 from baton.deploy.cluster.joined_ray import router_wishes
-from baton.deploy.cluster.room import Wish
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
 from baton.deploy.cluster.wiring import Wiring

@@ -44,7 +44,9 @@ class Wiring:
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
 
     @classmethod
-    def settle(cls, config: ClusterConfig, held: ExitStack, folder: Path | None = None) -> Self:
+    def resolve_options(
+        cls, config: ClusterConfig, held: ExitStack, folder: Path | None = None
+    ) -> Self:
         """Choose ports and threads, and issue the certificates of routers and operator.
 
         held: keeps the ports reserved, and the certificates' folder. folder: for certificates that

@@ -33,9 +33,9 @@ def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
     """
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run(**options: Any) -> None:
         try:
-            command(**given)
+            command(**options)
         except (ConfigError, OSError) as err:
             raise DeployError(str(err)) from err
 

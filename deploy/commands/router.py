@@ -14,7 +14,7 @@ from baton.deploy.access_options import (
 )
 from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
-from baton.deploy.late import call_late
+from baton.deploy.lazy_import import import_and_call
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import folder_from, model_options
@@ -34,20 +34,20 @@ from baton.deploy.router_options import check_served_name, listen_options, route
               "key's caps.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
-def router(host: str, insecure: bool, http_port: int, grpc_port: int, **given: Any) -> None:
+def router(host: str, insecure: bool, http_port: int, grpc_port: int, **options: Any) -> None:
     """Run one router in this process, without Ray, until Ctrl-C or SIGTERM. Workers that `baton
     worker --router` starts, on this machine or others, register with it.
     """
-    check_exposed(host, given["api_keys"], insecure=insecure)
-    check_access(given)
+    check_exposed(host, options["api_keys"], insecure=insecure)
+    check_access(options)
     for check in (limits_from, dump_from, telemetry_from, check_served_name):
-        check(given)
-    warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
-    folder = folder_from(given)
+        check(options)
+    warning = readable_on_the_way(host, options["api_keys"], client_tls_from(options))
+    folder = folder_from(options)
     check_folder(folder)
     console = Console(highlight=False)
-    tell_of_example(console, given["model"])
+    tell_of_example(console, options["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
-    call_late("baton.deploy.commands.run_router:run_router", console, folder, given, listen)
+    import_and_call("baton.deploy.commands.run_router:run_router", console, folder, options, listen)

@@ -20,13 +20,13 @@ from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop import StopWanted, exit_now, stop_on_signals
-from baton.deploy.terminal.greeting import greet, greeting_of
 from baton.deploy.terminal.progress import shown
+from baton.deploy.terminal.startup_banner import banner_of, print_banner
 
 
 def run_cluster(
     console: Console,
-    given: dict[str, Any],
+    options: dict[str, Any],
     listen: Mapping[str, Any],
     drain_s: float,
     *,
@@ -35,12 +35,12 @@ def run_cluster(
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM, or leave it to itself.
 
-    given: values of `cluster_options`, by parameter name. listen: fields of RouterConfig that say
+    options: values of `cluster_options`, by parameter name. listen: fields of RouterConfig that say
     where clients reach it. detach: the cluster outlives this process. verbose: print the traceback
     of a start that fails. Raises StartError.
     """
-    device, why = cluster_device_from(given)
-    config = config_from(given | {"device": device})
+    device, why = cluster_device_from(options)
+    config = config_from(options | {"device": device})
     if why:
         console.print(f"device: {device} ({why})", highlight=False, soft_wrap=True)
     config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
@@ -57,7 +57,7 @@ def run_cluster(
                 process = process_named(os.getpid())
                 supervisor = Supervisor(config, own, progress, owner, process=process)
                 cluster = stack.enter_context(supervisor.running())
-            greet(console, greeting_of(cluster), seconds_since_command())
+            print_banner(console, banner_of(cluster), seconds_since_command())
             with suppress(StopWanted):
                 supervisor.watch(partial(console.print, highlight=False, soft_wrap=True))
             console.print(f"stopping; requests have {config.drain_s:g} s to end")

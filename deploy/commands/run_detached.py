@@ -16,8 +16,8 @@ from baton.deploy.errors import StartError
 from baton.deploy.messages.start_progress import StartProgress
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop import StopWanted, stop_on_signals
-from baton.deploy.terminal.greeting import Greeting, greet
 from baton.deploy.terminal.progress import shown
+from baton.deploy.terminal.startup_banner import StartupBanner, print_banner
 
 _END_S = 60.0
 _TOLD = 4000  # characters of a starter's last words
@@ -42,14 +42,14 @@ def run_detached(console: Console, config: ClusterConfig) -> None:
             with starter.stdin as pipe:
                 pickle.dump(config, pipe)
             with shown(console) as progress:
-                greeting = _follow(starter.stdout, progress)
+                banner = _follow(starter.stdout, progress)
         except StopWanted:
             starter.terminate()
             starter.wait(_END_S)
             raise
-        if greeting is None:
+        if banner is None:
             raise StartError(f"the cluster's starter has ended: {_last_words(errors)}")
-    greet(console, greeting, seconds_since_command())
+    print_banner(console, banner, seconds_since_command())
     name = config.name
     console.print(
         f"{name} runs on without this command. `baton status --cluster {name}` shows it, "
@@ -59,7 +59,7 @@ def run_detached(console: Console, config: ClusterConfig) -> None:
     )
 
 
-def _follow(lines: Iterable[bytes], progress: StartProgress) -> Greeting | None:
+def _follow(lines: Iterable[bytes], progress: StartProgress) -> StartupBanner | None:
     """Report progress until the cluster serves. Return None if the lines end before that.
 
     Raises StartError.
@@ -71,7 +71,7 @@ def _follow(lines: Iterable[bytes], progress: StartProgress) -> Greeting | None:
         elif "failed" in message:
             raise StartError(message["failed"])
         else:
-            return Greeting(**message["greeting"])
+            return StartupBanner(**message["greeting"])
     return None
 
 

@@ -22,20 +22,20 @@ from baton.rpc.streams import first_of
 
 
 def run_router(
-    console: Console, folder: Path, given: dict[str, Any], listen: Mapping[str, Any]
+    console: Console, folder: Path, options: dict[str, Any], listen: Mapping[str, Any]
 ) -> None:
     """Run one router until Ctrl-C or SIGTERM.
 
-    given: values of the options of `baton router`, by parameter name. listen: fields of
+    options: values of the options of `baton router`, by parameter name. listen: fields of
     RouterConfig that say where clients reach it. Raises StartError.
     """
     switch_often()
     try:
-        config = replace(router_from(folder, given), credentials=given["credentials"], **listen)
+        config = replace(router_from(folder, options), credentials=options["credentials"], **listen)
         name = router_credentials(config).identity.name
         logs.set_up(config.telemetry.log_format, worker=name, role="router")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(console, config, given["drain"]))
+            runner.run(_serve(console, config, options["drain"]))
     except BatonError as err:
         raise StartError(str(err)) from err
 

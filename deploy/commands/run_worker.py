@@ -27,36 +27,36 @@ from baton.deploy.template_options import template_from
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.streams import first_of
-from baton.standalone.config import LocalConfig
-from baton.standalone.worker import LocalWorker
+from baton.standalone.config import StandaloneConfig
+from baton.standalone.worker import StandaloneWorker
 from baton.text.generation_config import SamplingDefaults
 from baton.worker.config import WorkerConfig
 
 
 def run_worker(
-    console: Console, role: Role, host: str, threads: int | None, given: dict[str, Any]
+    console: Console, role: Role, host: str, threads: int | None, options: dict[str, Any]
 ) -> None:
     """Run one worker in this process until Ctrl-C or SIGTERM.
 
-    given: values of the options of `baton worker`, by parameter name. Raises StartError, and
+    options: values of the options of `baton worker`, by parameter name. Raises StartError, and
     EngineLostError: whoever started the process starts another.
     """
-    given["worker_id"] = given["worker_id"] or f"{role}-{os.getpid()}"
-    clients = _local_config(host, given)
-    logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"])
+    options["worker_id"] = options["worker_id"] or f"{role}-{os.getpid()}"
+    clients = _standalone_config(host, options)
+    logs.set_up(telemetry_from(options).log_format, worker=options["worker_id"])
     keep_freed_memory()
     switch_often()
-    device, why = device_from(given, given["tp"])
+    device, why = device_from(options, options["tp"])
     if why:
         console.print(f"device: {device} ({why})", soft_wrap=True)
-    given |= {"device": device}
-    engine = replace(engine_from(given), tp=given["tp"], rank_timeout_s=given["rank_timeout"])
+    options |= {"device": device}
+    engine = replace(engine_from(options), tp=options["tp"], rank_timeout_s=options["rank_timeout"])
     engine_config = _engine_config(engine, role, threads)
     check_device(engine_config, here=True)
     check_model(engine_config)
     try:
-        config = _worker_config(role, host, engine_config, given)
-        local = LocalWorker(config, Engine.load(engine_config), clients)
+        config = _worker_config(role, host, engine_config, options)
+        local = StandaloneWorker(config, Engine.load(engine_config), clients)
         asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
     except StoppedError as err:
         raise EngineLostError(str(err)) from err
@@ -74,49 +74,49 @@ def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> Eng
 
 
 def _worker_config(
-    role: Role, host: str, engine: EngineConfig, given: dict[str, Any]
+    role: Role, host: str, engine: EngineConfig, options: dict[str, Any]
 ) -> WorkerConfig:
     return WorkerConfig(
-        given["worker_id"],
+        options["worker_id"],
         role,
         engine,
         # A worker that stands alone has no peers.
-        host="127.0.0.1" if role is Role.BOTH else given["peer_host"] or host,
-        advertise_host=None if role is Role.BOTH else given["advertise_host"],
-        grpc_port=given["peer_port"],
-        routers=given["routers"],
-        lease_ms=lease_ms_from(given["lease"]),
-        channel=given["channel"],
-        nixl_interfaces=given["nixl_interfaces"],
-        verify=verify_from(given["verify"]),
-        credentials=given["credentials"],
-        profile_folder=given["profile_folder"].absolute(),
-        telemetry=telemetry_from(given),
+        host="127.0.0.1" if role is Role.BOTH else options["peer_host"] or host,
+        advertise_host=None if role is Role.BOTH else options["advertise_host"],
+        grpc_port=options["peer_port"],
+        routers=options["routers"],
+        lease_ms=lease_ms_from(options["lease"]),
+        channel=options["channel"],
+        nixl_interfaces=options["nixl_interfaces"],
+        verify=verify_from(options["verify"]),
+        credentials=options["credentials"],
+        profile_folder=options["profile_folder"].absolute(),
+        telemetry=telemetry_from(options),
     )
 
 
-def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
+def _standalone_config(host: str, options: dict[str, Any]) -> StandaloneConfig:
     """Return the settings for the worker's own clients. Raises StartError."""
-    return LocalConfig(
+    return StandaloneConfig(
         host=host,
-        http_port=given["http_port"],
-        grpc_port=given["grpc_port"],
-        served_model_name=given["served_model_name"],
-        incremental_streaming_output=given["incremental_streaming_output"],
-        unknown_fields=UnknownFields(given["unknown_fields"]),
-        sampling_defaults=SamplingDefaults(given["sampling_defaults"]),
-        template=template_from(given),
-        drain_s=given["drain"],
-        api_keys=given["api_keys"],
-        cache_scope=CacheScope(given["cache_scope"]),
-        client_tls=client_tls_from(given),
-        allowed_hosts=given["allowed_hosts"],
-        cors_origins=given["cors_origins"],
-        limits=limits_from(given),
+        http_port=options["http_port"],
+        grpc_port=options["grpc_port"],
+        served_model_name=options["served_model_name"],
+        incremental_streaming_output=options["incremental_streaming_output"],
+        unknown_fields=UnknownFields(options["unknown_fields"]),
+        sampling_defaults=SamplingDefaults(options["sampling_defaults"]),
+        template=template_from(options),
+        drain_s=options["drain"],
+        api_keys=options["api_keys"],
+        cache_scope=CacheScope(options["cache_scope"]),
+        client_tls=client_tls_from(options),
+        allowed_hosts=options["allowed_hosts"],
+        cors_origins=options["cors_origins"],
+        limits=limits_from(options),
     )
 
 
-async def _serve(local: LocalWorker, console: Console, scheme: str) -> None:
+async def _serve(local: StandaloneWorker, console: Console, scheme: str) -> None:
     wanted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, wanted.set)

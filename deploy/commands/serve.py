@@ -15,7 +15,7 @@ from baton.deploy.cluster.cluster_name import check_name
 from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
 from baton.deploy.files.state_file import check_unused
-from baton.deploy.late import call_late
+from baton.deploy.lazy_import import import_and_call
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import (
@@ -51,14 +51,14 @@ def serve(
     cluster: str | None,
     detach: bool,
     verbose: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM; with --detach, until `baton stop`."""
     if cluster is not None:
         check_name(cluster)
         check_unused(cluster)
-    check_exposed(host, given["api_keys"], insecure=insecure)
-    check_access(given)
+    check_exposed(host, options["api_keys"], insecure=insecure)
+    check_access(options)
     for check in (
         authority_from,
         limits_from,
@@ -67,22 +67,22 @@ def serve(
         placement_from,
         check_names,
     ):
-        check(given)
-    if given["device"] == "cuda" and given["ray_address"] is None:
+        check(options)
+    if options["device"] == "cuda" and options["ray_address"] is None:
         check_driver("cuda")
-    warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
-    folder = folder_from(given)
+    warning = readable_on_the_way(host, options["api_keys"], client_tls_from(options))
+    folder = folder_from(options)
     check_folder(folder)
     console = Console()
-    tell_of_example(console, given["model"])
+    tell_of_example(console, options["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
-    given |= {"cluster": cluster, "model": str(folder), "revision": None}
-    call_late(
+    options |= {"cluster": cluster, "model": str(folder), "revision": None}
+    import_and_call(
         "baton.deploy.commands.run_cluster:run_cluster",
         console,
-        given,
+        options,
         listen,
         drain,
         detach=detach,

@@ -19,7 +19,7 @@ from baton.deploy.access_options import (
 from baton.deploy.errors import StartError
 from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
-from baton.deploy.late import call_late
+from baton.deploy.lazy_import import import_and_call
 from baton.deploy.limit_options import limit_options, limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import (
@@ -94,33 +94,33 @@ from baton.engine.settings.choices import RANK_TIMEOUT_S
               "ends.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
-def worker(role: str, host: str, insecure: bool, threads: int | None, **given: Any) -> None:
+def worker(role: str, host: str, insecure: bool, threads: int | None, **options: Any) -> None:
     """Run one worker in this process, without Ray, until Ctrl-C or SIGTERM. It answers its own
     clients over HTTP and gRPC with one engine: for debugging, or where prefill and decode need no
     separate workers.
     """
-    check_exposed(host, given["api_keys"], insecure=insecure)
-    check_access(given)
-    limits_from(given)
-    telemetry_from(given)
-    check_names(given)
-    check_driver(given["device"])
-    warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
-    if given["routers"] and role == Role.BOTH:
+    check_exposed(host, options["api_keys"], insecure=insecure)
+    check_access(options)
+    limits_from(options)
+    telemetry_from(options)
+    check_names(options)
+    check_driver(options["device"])
+    warning = readable_on_the_way(host, options["api_keys"], client_tls_from(options))
+    if options["routers"] and role == Role.BOTH:
         raise StartError("--router needs --role prefill or --role decode; both stands alone")
-    if (given["credentials"] is None) != (role == Role.BOTH):
+    if (options["credentials"] is None) != (role == Role.BOTH):
         raise StartError(
             f"--role {role} needs --credentials: peers ask a worker for its certificate"
-            if given["credentials"] is None
+            if options["credentials"] is None
             else "--credentials is for --role prefill and --role decode; both stands alone"
         )
-    folder = folder_from(given)
+    folder = folder_from(options)
     check_folder(folder)
     console = Console(highlight=False)
-    tell_of_example(console, given["model"])
+    tell_of_example(console, options["model"])
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
-    given |= {"model": str(folder), "revision": None}
-    call_late(
-        "baton.deploy.commands.run_worker:run_worker", console, Role(role), host, threads, given
+    options |= {"model": str(folder), "revision": None}
+    import_and_call(
+        "baton.deploy.commands.run_worker:run_worker", console, Role(role), host, threads, options
     )

@@ -137,8 +137,8 @@ def _follow(supervisor: Any, home: RayHome, listener: _Listener) -> None:
         if found.failed:
             ray.kill(supervisor, no_restart=True)
             raise StartError(found.failed)
-        if found.greeting is not None:
-            listener.tell({"greeting": asdict(found.greeting)})
+        if found.banner is not None:
+            listener.tell({"greeting": asdict(found.banner)})
             return
         time.sleep(_LOOK_S)
 

@@ -24,7 +24,7 @@ from baton.deploy.files.owned_folder import kept_folder
 from baton.deploy.files.state_file import folder
 from baton.deploy.messages.start_progress import Silent
 from baton.deploy.process.stop import StopWanted
-from baton.deploy.terminal.greeting import Greeting, greeting_of
+from baton.deploy.terminal.startup_banner import StartupBanner, banner_of
 
 NAME = "supervisor"
 _HEARD_S = 30.0  # for whoever started the cluster to hear why it failed
@@ -42,7 +42,7 @@ class StartNews:
     """The progress of a start since the last question, and its outcome."""
 
     reports: list[StartReport]
-    greeting: Greeting | None = None  # once the cluster serves
+    banner: StartupBanner | None = None  # once the cluster serves
     failed: str = ""  # why it does not, and never will
 
 
@@ -59,7 +59,7 @@ class SupervisorActor:
         self._config = config
         self._ray_process = ray_process
         self._supervisor: Supervisor | None = None
-        self._greeting: Greeting | None = None
+        self._banner: StartupBanner | None = None
         self._failed = ""
         self._told = threading.Event()  # somebody knows why it failed
         logs.set_up(config.router.telemetry.log_format, worker=NAME)
@@ -68,11 +68,11 @@ class SupervisorActor:
 
     def follow(self, seen: int) -> StartNews:
         """Return the reports of the start but for the first `seen`, and its outcome."""
-        failed, greeting = self._failed, self._greeting
+        failed, banner = self._failed, self._banner
         reports = self._supervisor.reports.after(seen) if self._supervisor else []
         if failed:
             self._told.set()
-        return StartNews(reports, greeting, failed)
+        return StartNews(reports, banner, failed)
 
     def stop(self) -> None:
         """Give up the start, or stop the cluster."""
@@ -96,7 +96,7 @@ class SupervisorActor:
         finally:
             store.delete()
             shutil.rmtree(place, ignore_errors=True)
-            failed_to_start = self._failed and self._greeting is None
+            failed_to_start = self._failed and self._banner is None
             if not (failed_to_start and self._told.wait(_HEARD_S)):
                 self._end()  # otherwise, whoever has heard why ends it
 
@@ -105,7 +105,7 @@ class SupervisorActor:
             self._config, detached.folder, Silent(), self._owner, detached, self._ray_process
         )
         with supervisor.running() as cluster:
-            self._greeting = greeting_of(cluster)
+            self._banner = banner_of(cluster)
             supervisor.watch(log.info)
 
     def _end(self) -> None:

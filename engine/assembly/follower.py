@@ -17,6 +17,7 @@ from baton.engine.collectives.comm import RankComm, meet
 from baton.engine.collectives.commit_message import CommitMessage
 from baton.engine.collectives.device_pools import opened_pools
 from baton.engine.collectives.rank_books import RankBooks
+from baton.engine.collectives.rank_capacity import check_capacity
 from baton.engine.collectives.rank_comm import rank_comm
 from baton.engine.collectives.rank_device import device_name, rank_device
 from baton.engine.collectives.rank_messages import (
@@ -29,7 +30,6 @@ from baton.engine.collectives.rank_messages import (
     Loaded,
     RankPools,
 )
-from baton.engine.collectives.rank_room import check_room
 from baton.engine.collectives.shared_memory import SharedMemory
 from baton.engine.collectives.shared_pools import mapped_pools
 from baton.engine.collectives.step_message import StepMessage
@@ -78,7 +78,7 @@ def run_steps(
     device: torch.device,
 ) -> None:
     """Run the leader's steps in their order. Raises EOFError when the leader has left."""
-    check_room(model.config, pools, device)
+    check_capacity(model.config, pools, device)
     leader.send(HasRoom())
     if device.type == "cpu":
         states, pages = mapped_pools(model.config, pools, leader)

@@ -15,7 +15,7 @@ class Scheduled:
 
     request_id: str
     cached_tokens: int = 0  # prompt tokens that need not be computed
-    held: bool = False  # a hold request: the KV of the cached tokens may be read now
+    will_park: bool = False  # a hold request: the KV of the cached tokens may be read now
     cached_kv: int = 0  # prompt tokens whose KV was cached, with or without their state
 
 

@@ -42,7 +42,7 @@ class RequestSpec:
 
 
 @dataclass(frozen=True)
-class Holding:
+class Parked:
     """The source side of a hand-off: where the state of `computed` tokens lies."""
 
     slot: int  # state slot
@@ -106,7 +106,7 @@ class Request:
         "cached_tokens",
         "computed",
         "drafted",
-        "drawn",
+        "drafts_in_flight",
         "node",
         "output",
         "owned",
@@ -115,6 +115,7 @@ class Request:
         "request_id",
         "resumes_from",
         "rules",
+        "sampled",
         "scored",
         "serial",
         "settled",
@@ -125,7 +126,6 @@ class Request:
         "stopper",
         "table_row",
         "turn",
-        "unsure",
     )
 
     def __init__(
@@ -144,7 +144,7 @@ class Request:
         self.stopper = stopper
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)
-        self.drawn = len(self.output)  # output tokens, with those that planned steps sample
+        self.sampled = len(self.output)  # output tokens, with those that planned steps sample
         self.slot = 0  # its own; 0: none
         # Where the state of `computed` tokens lies: in its own slot, or in a snapshot's, which its
         # next row reads. 0 before the first row.
@@ -161,13 +161,13 @@ class Request:
         self.cached_kv = 0  # tokens whose KV was cached then, with or without their state
         self.admissions = 0
         self.computed = 0  # tokens whose state the last planned step leaves behind
-        # Drafts of steps in flight: `computed` and `drawn` may be so many more, and count none.
-        self.unsure = 0
+        # Drafts of steps in flight: `computed` and `sampled` may be so many more, and count none.
+        self.drafts_in_flight = 0
         self.drafted = DraftTally()
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
-        # Its place in `PlainTable`, which alone knows `computed`, `drawn` and `settled` then. -1:
+        # Its place in `PlainTable`, which alone knows `computed`, `sampled` and `settled` then. -1:
         # it is not there.
         self.plain_place = -1
         self._known: list[int] | None = None  # made where they are asked for in each step
@@ -181,11 +181,11 @@ class Request:
     @property
     def pending(self) -> int:
         """Tokens that planned steps sample, not known on the host yet."""
-        return self.drawn - len(self.output)
+        return self.sampled - len(self.output)
 
     @property
     def total(self) -> int:
-        return len(self.spec.prompt_ids) + self.drawn
+        return len(self.spec.prompt_ids) + self.sampled
 
     @property
     def target(self) -> int:
@@ -193,7 +193,7 @@ class Request:
         spec = self.spec
         if spec.hold:
             return len(spec.prompt_ids) + max(0, len(self.output) - 1)
-        return len(spec.prompt_ids) + self.drawn  # total, a call less
+        return len(spec.prompt_ids) + self.sampled  # total, a call less
 
     @property
     def decodes(self) -> bool:
@@ -207,7 +207,7 @@ class Request:
     @property
     def exhausted(self) -> bool:
         """True if it ends, by its length, with a step that is planned already."""
-        return self.drawn >= self.stopper.limit
+        return self.sampled >= self.stopper.limit
 
     @property
     def most_computed(self) -> int:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from baton.engine.schedule.step_speeds import StepSpeeds
-from baton.engine.settings.choices import Beside
+from baton.engine.settings.choices import MixedBudget
 
 LEAST_BESIDE = 64
-"""The fewest prompt tokens beside rows that decode that `Beside.AUTO` chooses: fewer would cost
-more each. On two cores with a small Granite a token costs 149 us in chunks of 32, 114 in chunks of
-64 and 94 in chunks of 128."""
+"""The fewest prompt tokens beside rows that decode that `MixedBudget.AUTO` chooses: fewer would
+cost more each. On two cores with a small Granite a token costs 149 us in chunks of 32, 114 in
+chunks of 64 and 94 in chunks of 128."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PromptBudget:
     """
 
     alone: int
-    beside: int | Beside | None
+    beside: int | MixedBudget | None
     speeds: StepSpeeds
 
     @property
@@ -26,7 +26,7 @@ class PromptBudget:
         """Return the budget of a step in which requests decode."""
         if self.beside is None:
             return self.alone
-        if self.beside is Beside.AUTO:
+        if self.beside is MixedBudget.AUTO:
             return self.speeds.beside(min(LEAST_BESIDE, self.alone), self.alone)
         return min(self.alone, self.beside)
 

@@ -157,7 +157,7 @@ class RequestMemory:
         request.owned.clear()
         request.slot = request.state_slot = 0
         request.pages = []
-        request.computed = request.settled = request.unsure = 0
+        request.computed = request.settled = request.drafts_in_flight = 0
         request.branch = None
 
 

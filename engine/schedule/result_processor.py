@@ -130,11 +130,11 @@ class ResultProcessor:
             self._memory.count_drafts(request, sources, accepted)
             if row.most_drafts and self._drafter is not None:
                 self._drafter.verified(request, sources, window.drafts, accepted)
-            request.drawn += accepted
+            request.sampled += accepted
             if request.slot:  # else it was preempted
                 self._check_start(request, window)
                 request.computed += accepted
-                request.unsure -= row.most_drafts
+                request.drafts_in_flight -= row.most_drafts
         reached = range(window.start + 1, window.start + accepted + 2)
         self._donations.drop([t for t in row.tracked if t.depth not in reached])
         position = 0 if request is None else len(request.output)

@@ -83,10 +83,10 @@ class RowPlanner:
         findings = self.plain.check(rows)
         for request in running:
             drafts = sum(row.most_drafts for row in rows if row.serial == request.serial)
-            if request.unsure != drafts:
+            if request.drafts_in_flight != drafts:
                 findings.append(
-                    f"request {request.request_id} may be {request.unsure} tokens further, but "
-                    f"steps in flight verify {drafts} drafts of it"
+                    f"request {request.request_id} may be {request.drafts_in_flight} tokens "
+                    f"further, but steps in flight verify {drafts} drafts of it"
                 )
         expected = {request.serial for request in running if request.plain_place < 0}
         if expected != self.single.keys():
@@ -119,13 +119,13 @@ class RowPlanner:
             draw=self._draw(request) if samples else None,
             scores=self._scores(request, end),
             tracked=self._tracker.prefill(request, start, end),
-            held=request.request_id if reaches and spec.hold else "",
-            held_pages=tuple(request.pages) if reaches and spec.hold else (),
-            position=request.drawn,
+            parks=request.request_id if reaches and spec.hold else "",
+            parked_pages=tuple(request.pages) if reaches and spec.hold else (),
+            position=request.sampled,
         )
         request.computed = end
         request.state_slot = request.slot
-        request.drawn += row.draw is not None
+        request.sampled += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
             self._scores_left -= row.scores.logits
@@ -174,8 +174,8 @@ class RowPlanner:
         alone until the step is over. The row writes the request's own slot, and a snapshot beside
         it.
         """
-        start, slack = request.computed, request.unsure
-        end = start + slack + 1 + drafts.most
+        start, overlap_slack = request.computed, request.drafts_in_flight
+        end = start + overlap_slack + 1 + drafts.most
         row = Row(
             request.serial,
             request.admissions,
@@ -188,18 +188,18 @@ class RowPlanner:
             self._draw(request),
             None,
             self._tracker.window(start, end),
-            position=request.drawn,
+            position=request.sampled,
             drafts=drafts.token_ids,
             draft_draws=drafts.draws,
             draft_sources=drafts.sources,
             guesses=drafts.guesses,
-            slack=slack,
+            overlap_slack=overlap_slack,
             room=min(request.most_computed, len(request.pages) * self._page_size),
         )
-        request.unsure += drafts.most
+        request.drafts_in_flight += drafts.most
         request.computed = start + 1
         request.state_slot = request.slot
-        request.drawn += 1
+        request.sampled += 1
         return row
 
     def decode_row(self, request: Request) -> Row:
@@ -215,8 +215,8 @@ class RowPlanner:
         if tracked:
             write = tracked[0].slot
         request.state_slot = write
-        draw, position = self._draw(request), request.drawn
-        request.drawn += 1
+        draw, position = self._draw(request), request.sampled
+        request.sampled += 1
         self._note_plain(request)
         return Row(
             request.serial,
@@ -261,7 +261,7 @@ class RowPlanner:
         """Return where the rows end that more pages would suffice for: as far as no snapshot is
         due, the answer goes on unless a stop ends it, and all sample by `draw`.
         """
-        computed, drawn = request.computed, request.drawn
+        computed, drawn = request.computed, request.sampled
         left = request.stopper.limit - 1 - drawn  # the last token's row is not plain
         if draw.short:
             left = min(left, request.spec.sampling.min_tokens - drawn)
@@ -287,7 +287,7 @@ class RowPlanner:
 
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
-        short = request.drawn < sampling.min_tokens and bool(request.stopper.stop_ids)
+        short = request.sampled < sampling.min_tokens and bool(request.stopper.stop_ids)
         allowed = None if request.rules is None else request.rules.allowed()
         return Draw(sampling, short, allowed)
 

@@ -13,7 +13,7 @@ from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.step_speeds import StepSpeeds
 from baton.engine.schedule.waiting_queue import WaitingQueue
-from baton.engine.settings.choices import Beside
+from baton.engine.settings.choices import MixedBudget
 from baton.engine.step.batch import Batch, Row
 from baton.engine.step.plain_rows import PlainRows
 
@@ -35,7 +35,7 @@ class Scheduler:
         planner: RowPlanner,
         max_running: int,
         chunked_prefill_size: int,
-        beside_decode: int | Beside | None,
+        beside_decode: int | MixedBudget | None,
         grid: int,
         held_fraction: float,
     ) -> None:
@@ -227,7 +227,7 @@ class Scheduler:
         self._memory.count_guess(perf_counter() - began)
         if drafts.most and not self._memory.grow(request, _newest(request, drafts.most)):
             drafts = drafts.first(len(request.pages) * self._pools.page_size - request.computed - 1)
-        if not drafts.most and not request.unsure:
+        if not drafts.most and not request.drafts_in_flight:
             return self._planner.decode_row(request)
         return self._planner.draft_row(request, drafts)
 
@@ -336,7 +336,7 @@ class Scheduler:
 
 def _newest(request: Request, drafts: int = 0) -> int:
     """Return the tokens of a sequence up to its newest one and `drafts` behind it, at most."""
-    return min(request.computed + request.unsure + 1 + drafts, request.most_computed)
+    return min(request.computed + request.drafts_in_flight + 1 + drafts, request.most_computed)
 
 
 def _turn(request: Request) -> Turn:

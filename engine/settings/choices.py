@@ -29,7 +29,7 @@ class SpeculativeAlgorithm(StrEnum):
     AUTO = "auto"  # ngram, for the rows and steps where it pays
 
 
-class Beside(StrEnum):
+class MixedBudget(StrEnum):
     """The choice of the prompt tokens in a step in which requests decode, where it is no number."""
 
     AUTO = "auto"  # as many as make the step about twice as long, by measured speeds

@@ -20,8 +20,8 @@ from baton.engine.settings.choices import (
     LAYER_GROUP_BYTES,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
-    Beside,
     LoadFormat,
+    MixedBudget,
     SpeculativeAlgorithm,
     WeightFormat,
 )
@@ -101,7 +101,7 @@ class EngineConfig:
     max_running: int | None = None
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
-    prefill_beside_decode: int | Beside | None = None
+    prefill_beside_decode: int | MixedBudget | None = None
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = (
         None  # a rank's budget for weights, pools, activations; None: by fraction
@@ -175,7 +175,7 @@ class EngineConfig:
         """The options of an engine that computes prompts beside answers, and that others compute
         prompts for.
         """
-        return replace(self, prefill_beside_decode=self.prefill_beside_decode or Beside.AUTO)
+        return replace(self, prefill_beside_decode=self.prefill_beside_decode or MixedBudget.AUTO)
 
     @property
     def for_prompts(self) -> "EngineConfig":

@@ -7,7 +7,7 @@ from baton.engine.settings.choices import (
     LEAST_CAPACITY,
     MOST_CAPACITY,
     WINDOWS,
-    Beside,
+    MixedBudget,
 )
 from baton.engine.settings.config import EngineConfig, ModelConfig
 
@@ -24,7 +24,7 @@ def check_options(
         "page_size": config.page_size,
         "max_running": config.most_running,
         "chunked_prefill_size": chunked_prefill_size,
-        "prefill_beside_decode": 1 if beside is None or isinstance(beside, Beside) else beside,
+        "prefill_beside_decode": 1 if beside is None or isinstance(beside, MixedBudget) else beside,
         "workers_on_host": config.workers_on_host,
         "tp": config.tp,
         "snapshots_per_prefill": config.snapshots_per_prefill or 1,

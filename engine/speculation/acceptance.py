@@ -10,7 +10,7 @@ from baton.engine.speculation.ngram import LONGEST, SHORTEST
 _MEMORY = 24.0  # trials that count: older ones fade
 
 
-class Chance:
+class FadingShare:
     """The part of the latest trials that succeeded."""
 
     def __init__(self, first: float, weight: float) -> None:

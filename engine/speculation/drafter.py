@@ -51,7 +51,7 @@ class Drafter:
 
         The answer never gets past its length: a row samples one token more than it has drafts.
         """
-        most = min(most, self._most, request.stopper.limit - request.drawn - 1)
+        most = min(most, self._most, request.stopper.limit - request.sampled - 1)
         if self._choice is not None:
             most = min(most, self._choice.guesses(request, self._ahead))
         if most <= 0:

@@ -5,7 +5,7 @@ from itertools import takewhile
 from operator import eq
 
 from baton.engine.request.request import Request
-from baton.engine.speculation.acceptance import Chance, guessed_right
+from baton.engine.speculation.acceptance import FadingShare, guessed_right
 
 Ahead = Callable[[Request, int], Sequence[int]]
 """Returns at most so many tokens that follow in a text beside a request's own, or which its grammar
@@ -28,8 +28,8 @@ class GuessRecord:
     def __init__(self, request: Request, ahead: Ahead) -> None:
         self.request = request
         self.drafting = False  # set by who chooses
-        self.right = Chance(0.5, _WEIGHT)
-        self.found = Chance(0.0, _WEIGHT)
+        self.right = FadingShare(0.5, _WEIGHT)
+        self.found = FadingShare(0.0, _WEIGHT)
         self._plain_from = request.computed
         self._text: tuple[int, ...] = ()  # that may follow, of a text beside the request's own
         self._seen = 0  # tokens of the answer that were compared

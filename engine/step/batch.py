@@ -62,8 +62,8 @@ class Row(NamedTuple):
     draw: Draw | None
     scores: Scores | None
     tracked: tuple[Tracked, ...] = ()
-    held: str = ""  # the request's name, where this is the last chunk of one that will be held
-    held_pages: tuple[int, ...] = ()  # of such a request, in token order
+    parks: str = ""  # the request's name, where this is the last chunk of one that will be held
+    parked_pages: tuple[int, ...] = ()  # of such a request, in token order
     position: int = 0  # among the output, of the token that it samples
     # Guesses of the tokens that follow the newest: the row verifies them, and samples behind each
     # of them. `end` counts them, and a snapshot among them has a slot beside `write_slot`.
@@ -73,7 +73,7 @@ class Row(NamedTuple):
     guesses: int = 0  # drafts that the device may guess, at most; then `drafts` is empty
     # Tokens by which `start` and `position` may be more: drafts of the step before, which was not
     # over when this one was planned. `end` counts them.
-    slack: int = 0
+    overlap_slack: int = 0
     room: int = UNBOUNDED  # tokens of the sequence that may be computed: drafts past it are dropped
 
     @property
@@ -90,14 +90,14 @@ class Row(NamedTuple):
         """True if only the step knows where it begins or ends: it writes its request's own slot,
         and a snapshot beside it.
         """
-        return self.most_drafts + self.slack > 0
+        return self.most_drafts + self.overlap_slack > 0
 
     @property
     def places(self) -> int:
         """Tokens of it in the forward, at least. A row that may begin at several places needs a
         window: there the device decides whether it takes a snapshot, and whether it computes.
         """
-        return max(1 + self.most_drafts, 2 if self.slack else 1)
+        return max(1 + self.most_drafts, 2 if self.overlap_slack else 1)
 
     def accepted(self, count: int, start: int, position: int) -> "tuple[Row, ...]":
         """Return the decode rows that computing the first `count` of its tokens one by one would
@@ -119,7 +119,7 @@ class Row(NamedTuple):
                     draft_draws=(),
                     draft_sources=(),
                     guesses=0,
-                    slack=0,
+                    overlap_slack=0,
                 )
             )
         return tuple(rows)
@@ -221,7 +221,7 @@ class Batch:
     @property
     def last_chunks(self) -> tuple[Row, ...]:
         """Rows whose state a hand-off waits for."""
-        return tuple(row for row in self.prompts if row.held)
+        return tuple(row for row in self.prompts if row.parks)
 
     @cached_property
     def scores(self) -> tuple[tuple[int, Scores], ...]:

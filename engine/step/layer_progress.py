@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.engine.layout.layout import PageLayout, SlotLayout
-from baton.engine.request.request import Holding
+from baton.engine.request.request import Parked
 from baton.engine.step.batch import Row
 
 
@@ -17,7 +17,7 @@ from baton.engine.step.batch import Row
 class LayersComputed:
     """The progress of a request whose last chunk is being computed: its first `recurrent` recurrent
     layers have the state of the whole prompt, and its first `attention` attention layers have the
-    KV of the chunk, tokens [start, holding.computed). Below `start` KV is there in all layers.
+    KV of the chunk, tokens [start, parked_state.computed). Below `start` KV is there in all layers.
     """
 
     request_id: str
@@ -25,7 +25,7 @@ class LayersComputed:
     recurrent: int
     attention: int
     last: bool  # nothing more will be written
-    holding: Holding
+    parked_state: Parked
 
 
 OnLayers = Callable[[Sequence[LayersComputed]], None]
@@ -114,12 +114,12 @@ class LayerProgress:
         self._untold = 0
         computed = [
             LayersComputed(
-                row.held,
+                row.parks,
                 row.start,
                 self._recurrent,
                 self._attention,
                 last,
-                Holding(row.write_slot, row.held_pages, row.end),
+                Parked(row.write_slot, row.parked_pages, row.end),
             )
             for row in self._rows
         ]

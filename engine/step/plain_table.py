@@ -22,7 +22,7 @@ class PlainTable:
     last. A step whose requests are those of the last step costs two additions of arrays; only
     requests that join and leave are looked at one by one.
 
-    While a request is here, the columns alone know its `computed` and `drawn`, and how much of it
+    While a request is here, the columns alone know its `computed` and `sampled`, and how much of it
     is `settled`; it learns them when it leaves, or by `write_back`.
     """
 
@@ -59,7 +59,7 @@ class PlainTable:
         self._watched += request.stopper.watches
         self._joins += 1
         self._columns[:, place] = (
-            request.admissions, self._joins, row, request.slot, request.computed, request.drawn,
+            request.admissions, self._joins, row, request.slot, request.computed, request.sampled,
             end,
         )  # fmt: skip
         self._records[place] = draw.record
@@ -156,7 +156,7 @@ class PlainTable:
         computing: Counter[tuple[int, int]] = Counter()  # tokens by serial and admission
         for row in in_flight:
             sampling[row.serial] += row.draw is not None
-            computing[row.serial, row.admission] += row.end - row.start - row.slack
+            computing[row.serial, row.admission] += row.end - row.start - row.overlap_slack
         findings = []
         for place, request in enumerate(self._requests):
             drawn = len(request.output) + sampling[request.serial]
@@ -193,7 +193,7 @@ class PlainTable:
         return self._group
 
     def _write_back(self, request: Request) -> None:
-        request.computed, request.drawn = self._columns[_MOVING, request.plain_place].tolist()
+        request.computed, request.sampled = self._columns[_MOVING, request.plain_place].tolist()
         # A row of it that is not plain may have been settled after it joined.
         request.settled = max(request.settled, int(self._settled[request.table_row]))
 

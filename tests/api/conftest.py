@@ -14,7 +14,7 @@ from fake_backend import Connect, FakeBackend, Serve
 
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.http import MetricsPage, make_app
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def _connect_to(
         lambda: MetricsPage(b"baton_up 1\n", "text/plain; version=0.0.4"),
         max_body_bytes=MAX_BODY,
         unknown_fields=unknown,
-        more_routes=native_routes(
+        more_routes=sglang_routes(
             backend,
             text,
             max_body_bytes=MAX_BODY,
@@ -99,7 +99,7 @@ def serve(backend: FakeBackend, text: TextService) -> Serve:
 
     @asynccontextmanager
     async def run() -> AsyncIterator[str]:
-        app = make_app(backend, text, more_routes=native_routes(backend, text))
+        app = make_app(backend, text, more_routes=sglang_routes(backend, text))
         config = uvicorn.Config(app, lifespan="off", log_level="warning")
         server = uvicorn.Server(config)
         # Bound and listening before the server runs: a client can connect at once.

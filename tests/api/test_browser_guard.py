@@ -17,7 +17,7 @@ from starlette.routing import Route
 from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.http import MetricsPage, make_app
 from baton.api.server.http_server import HttpServer
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.core.address import is_loopback
 from baton.core.supervised import ProcessSupervisor
@@ -47,7 +47,7 @@ def make(backend: FakeBackend, text: TextService, policy: BrowserPolicy) -> Star
         return worker_id.encode()
 
     table = WorkerTable(2.0, time.monotonic)
-    more = [*native_routes(backend, text), *router_routes(table, "router-0", page_of)]
+    more = [*sglang_routes(backend, text), *router_routes(table, "router-0", page_of)]
     page = MetricsPage(b"baton_up 1\n", "text/plain")
     return make_app(backend, text, lambda: page, more_routes=more, browsers=policy)
 

@@ -24,7 +24,7 @@ from baton.api.http import MetricsPage, make_app
 from baton.api.request_body import LARGE_BYTES
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.grpc_server import GrpcServer
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -46,7 +46,7 @@ async def connected(
         backend,
         text,
         lambda: MetricsPage(b"", "text/plain"),
-        more_routes=native_routes(backend, text),
+        more_routes=sglang_routes(backend, text),
         keys=keys,
         calls=CallLog("toy", tracing),
     )

@@ -21,7 +21,7 @@ from baton.api.backend import MAX_PRIORITY
 from baton.api.counted_backend import CountedBackend
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import make_app
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.proto import inference_pb2, inference_pb2_grpc
 
@@ -50,7 +50,7 @@ class Server:
         keys = KeyGate(Keyring(path), accounts, KeyGuesses(limits, metrics, lambda: 0.0))
         counted = CountedBackend(backend, keys.accounts)
         self.inference = InferenceServicer(counted, text, keys)
-        self.app = make_app(counted, text, more_routes=native_routes(counted, text), keys=keys)
+        self.app = make_app(counted, text, more_routes=sglang_routes(counted, text), keys=keys)
 
     @asynccontextmanager
     async def client(

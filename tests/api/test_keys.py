@@ -19,7 +19,7 @@ from baton.api.access.keys import (
 )
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
-from baton.rpc.followed import RECHECK_S
+from baton.rpc.file_watcher import RECHECK_S
 
 TEXT = new_key()
 KEY = Key("ada", digest_of(TEXT), frozenset({KeyScope.INFER, KeyScope.METRICS}), 6)

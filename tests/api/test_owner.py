@@ -14,7 +14,7 @@ from baton.api.access.key_gate import KeyGate
 from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import make_app
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.proto import inference_pb2, inference_pb2_grpc
 
@@ -46,7 +46,7 @@ async def test_an_http_request_is_its_keys(
     path: str,
     body: dict[str, object] | None,
 ) -> None:
-    app = make_app(backend, text, more_routes=native_routes(backend, text), keys=keys)
+    app = make_app(backend, text, more_routes=sglang_routes(backend, text), keys=keys)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://toy"
     ) as client:

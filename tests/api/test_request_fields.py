@@ -21,7 +21,7 @@ from baton.api.openai.prediction import Prediction
 from baton.api.responses import body as responses
 from baton.api.schema import StreamOptions
 from baton.api.sglang.admin import AbortBody
-from baton.api.sglang.routes import native_routes
+from baton.api.sglang.routes import sglang_routes
 from baton.api.sglang.schema import GenerateBody, NativeSampling
 from baton.api.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from baton.api.text_service import TextService
@@ -341,7 +341,7 @@ async def test_unknown_fields_can_be_let_through(
     text: TextService,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    routes = native_routes(backend, text, unknown_fields=policy)
+    routes = sglang_routes(backend, text, unknown_fields=policy)
     app = make_app(backend, text, unknown_fields=policy, more_routes=routes)
     transport = httpx.ASGITransport(app)
     name = f"never_seen_{policy.value}"

@@ -97,7 +97,7 @@ def test_a_folder_without_an_authority_is_named(tmp_path: Path) -> None:
 def test_a_cluster_takes_its_certificates_from_there(folder: Path) -> None:
     config = ClusterConfig(EngineConfig(folder), authority=folder)
     with ExitStack() as held:
-        wiring = Wiring.settle(config, held)
+        wiring = Wiring.resolve_options(config, held)
         wiring.issue(Member(Role.DECODE, 0))
     router = Credentials(wiring.router().credentials)
     worker = wiring.worker(Member(Role.DECODE, 0)).credentials
@@ -105,4 +105,4 @@ def test_a_cluster_takes_its_certificates_from_there(folder: Path) -> None:
     assert router.identity.cluster == Credentials(worker).identity.cluster == "here"
     assert "decode  decode-0  until" in run(folder, "list")
     with pytest.raises(DeployError, match="`baton certs init` makes one"), ExitStack() as held:
-        Wiring.settle(replace(config, authority=folder / "nothing"), held)
+        Wiring.resolve_options(replace(config, authority=folder / "nothing"), held)

@@ -29,7 +29,7 @@ from baton.deploy.demand.demand import Demand, NodePlacement
 from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, engine_options
 from baton.engine.layout.grids import Strategy
-from baton.engine.settings.choices import DRAFT_TOKENS, Beside
+from baton.engine.settings.choices import DRAFT_TOKENS, MixedBudget
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
@@ -147,7 +147,7 @@ def test_ranks_compute_prompts_by_measured_speeds_unless_told_otherwise(
 
 
 def test_a_rank_learns_how_many_prompt_tokens_go_beside_its_answers() -> None:
-    for words, most in (((), Beside.AUTO), (("--prefill-beside-decode", "48"), 48)):
+    for words, most in (((), MixedBudget.AUTO), (("--prefill-beside-decode", "48"), 48)):
         wiring = wired(parse_cluster(*words))
         assert wiring.worker(Member(Role.DECODE, 0)).engine.prefill_beside_decode == most
 
@@ -237,7 +237,7 @@ def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (run_cluster, run_worker):
         monkeypatch.setattr(run, "check_model", lambda engine: None)
     monkeypatch.setattr(run_cluster, "Supervisor", StoppedAtStartError.start)
-    monkeypatch.setattr(run_worker, "LocalWorker", StoppedAtStartError.start)
+    monkeypatch.setattr(run_worker, "StandaloneWorker", StoppedAtStartError.start)
     monkeypatch.setattr(run_worker.Engine, "load", lambda config: None)
     for tuning in ("keep_freed_memory", "switch_often"):
         monkeypatch.setattr(run_worker, tuning, lambda: None)

@@ -21,13 +21,13 @@ from baton.core.role import Role
 from baton.core.supervised import ProcessSupervisor
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes, ray_start
+from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
+from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.control_relay import start_relay
-from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.renewal import renewing
-from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
 from baton.deploy.cluster.start_reports import StartReports
@@ -318,7 +318,7 @@ def test_an_old_process_of_a_router_ends_once_a_newer_one_is_known(places: Route
 
 
 def restarts(handle: RouterHandle) -> int:
-    found = lives_of([handle]).get(handle.name)
+    found = processes_of([handle]).get(handle.name)
     return 0 if found is None else found.restarts
 
 

@@ -17,8 +17,8 @@ from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 from baton.rpc import credentials as credentials_module
-from baton.rpc import followed
-from baton.standalone.worker import LocalWorker
+from baton.rpc import file_watcher
+from baton.standalone.worker import StandaloneWorker
 from baton.worker.config import WorkerConfig
 
 CLUSTER = "revoking"  # whose certificates no other test uses
@@ -26,14 +26,14 @@ TOKENS = 100 * GRID
 NAMES = ((Role.PREFILL, "prefill-0"), (Role.DECODE, "decode-0"), (Role.DECODE, "decode-1"))
 
 
-def make(folder: Path, role: Role, name: str, router: str) -> LocalWorker:
+def make(folder: Path, role: Role, name: str, router: str) -> StandaloneWorker:
     engine = EngineConfig(
         folder, page_size=GRID, max_running=4, memory_bytes=64 << 20, threads=1,
         tickets=int(role is Role.DECODE),
     )  # fmt: skip
     certificate = folder_of(role.value, name, cluster=CLUSTER)
     config = WorkerConfig(name, role, engine, routers=(router,), credentials=certificate)
-    return LocalWorker(config, Engine.load(engine))
+    return StandaloneWorker(config, Engine.load(engine))
 
 
 def revoke(name: str) -> None:
@@ -47,7 +47,7 @@ def revoke(name: str) -> None:
 async def test_its_answer_goes_on_elsewhere(
     tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "RECHECK_S", 0.0)
+    monkeypatch.setattr(file_watcher, "RECHECK_S", 0.0)
     monkeypatch.setattr(credentials_module, "CHECK_S", 0.05)
     ids = prompt(rng, 3 * GRID + 1)
     async with served(tiny) as alone:

@@ -18,12 +18,12 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
-from baton.rpc import credentials, followed
+from baton.rpc import credentials, file_watcher
 from baton.rpc.identity import ProcessRole
 
 pytestmark = pytest.mark.chaos  # by its length
 
-STEP_S = 2 * followed.RECHECK_S + credentials.CHECK_S  # until every process has read its files
+STEP_S = 2 * file_watcher.RECHECK_S + credentials.CHECK_S  # until every process has read its files
 TOKENS = 150
 ANSWER = 400  # tokens, see `asked`
 

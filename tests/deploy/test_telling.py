@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console, Group
 
 from baton.deploy.client.router_client import RouterClient
-from baton.deploy.cluster import lives
-from baton.deploy.cluster.life import Life, LifeEnd
+from baton.deploy.cluster import actor_processes
+from baton.deploy.cluster.actor_process import ActorProcess, LifeEnd
 from baton.deploy.cluster.member_state import MemberState, MemberView, changes, complaint, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.commands.status import status
@@ -63,8 +63,10 @@ def test_a_terminal_gets_bars() -> None:
     assert "decode-0" in out.getvalue() and "ready" in out.getvalue()
 
 
-def _life(state: str = "ALIVE", pid: int = 5, restarts: int = 0, *, lost: bool = False) -> Life:
-    return Life(state, pid, restarts, "10.0.0.3", "n3", lost)
+def _life(
+    state: str = "ALIVE", pid: int = 5, restarts: int = 0, *, lost: bool = False
+) -> ActorProcess:
+    return ActorProcess(state, pid, restarts, "10.0.0.3", "n3", lost)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def _life(state: str = "ALIVE", pid: int = 5, restarts: int = 0, *, lost: bool =
     ],
 )
 def test_a_process_that_is_late_is_told_from_one_that_died(
-    life: Life, heard: int | None, served: int | None, state: MemberState
+    life: ActorProcess, heard: int | None, served: int | None, state: MemberState
 ) -> None:
     assert view_of(life, heard, served).state is state
 
@@ -175,17 +177,17 @@ def test_the_host_of_a_lost_process_is_remembered(monkeypatch: pytest.MonkeyPatc
     row = {"State": "ALIVE", "Pid": 7, "NumRestarts": 0,
            "Address": {"IPAddress": "10.0.0.3", "NodeID": "n3"}}  # fmt: skip
     nodes = [{"NodeID": "n2", "Alive": False}, {"NodeID": "n3", "Alive": True}]
-    monkeypatch.setattr(lives.state, "actors", lambda: {"a": row})
-    monkeypatch.setattr(lives.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(actor_processes.state, "actors", lambda: {"a": row})
+    monkeypatch.setattr(actor_processes.ray, "nodes", lambda: nodes)
     actors: Any = [SimpleNamespace(name="decode-0", actor_id="a")]
-    before = lives.lives_of(actors)
-    assert before == {"decode-0": Life("ALIVE", 7, 0, "10.0.0.3", "n3", host_lost=False)}
+    before = actor_processes.processes_of(actors)
+    assert before == {"decode-0": ActorProcess("ALIVE", 7, 0, "10.0.0.3", "n3", host_lost=False)}
     row |= {"State": "RESTARTING", "Pid": 0, "NumRestarts": 1,
             "Address": {"IPAddress": "", "NodeID": ""}}  # fmt: skip
     nodes[1]["Alive"] = False
-    after = lives.lives_of(actors, before)
-    assert after == {"decode-0": Life("RESTARTING", 0, 1, "10.0.0.3", "n3", host_lost=True)}
-    assert lives.lives_of(actors, after) == after
+    after = actor_processes.processes_of(actors, before)
+    assert after == {"decode-0": ActorProcess("RESTARTING", 0, 1, "10.0.0.3", "n3", host_lost=True)}
+    assert actor_processes.processes_of(actors, after) == after
 
 
 def test_status_says_how_far_a_change_is() -> None:

@@ -20,7 +20,7 @@ from baton.core.role import ROUTED_ROLES
 from baton.core.supervised import ProcessSupervisor
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
-from baton.standalone.config import LocalConfig
+from baton.standalone.config import StandaloneConfig
 from baton.worker.config import StateReturn
 
 TEXTS = {name: new_key() for name in ("ada", "bob")}
@@ -171,7 +171,7 @@ async def test_a_lone_worker_keeps_its_keys_apart_too(
     tiny: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     ids = prompt(rng, 5 * GRID + 3)
-    clients = LocalConfig(api_keys=keys_in(tmp_path), cache_scope=CacheScope.KEY)
+    clients = StandaloneConfig(api_keys=keys_in(tmp_path), cache_scope=CacheScope.KEY)
     async with (
         make_worker(tiny, clients=clients) as worker,
         httpx.AsyncClient(base_url=f"http://{worker.addresses.http}", timeout=DEADLINE_S) as http,

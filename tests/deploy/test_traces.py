@@ -18,7 +18,7 @@ import torch
 from deploy.collector import Collector, Received, collecting
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.core.telemetry import Telemetry
+from baton.core.telemetry_options import TelemetryOptions
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.settings.config import EngineConfig
@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def _traced(model: Path) -> AsyncIterator[Traced]:
     engine = EngineConfig(model, page_size=16, max_running=4, memory_bytes=128 << 20)
     async with collecting() as collector:
-        telemetry = Telemetry(otlp_traces_endpoint=collector.endpoint)
+        telemetry = TelemetryOptions(otlp_traces_endpoint=collector.endpoint)
         router = RouterConfig(Path(), telemetry=telemetry, prefill_here=0)
         config = ClusterConfig(engine, router, decode_dp=2)
         cluster = await asyncio.to_thread(Cluster, config)

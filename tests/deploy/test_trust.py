@@ -27,7 +27,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import ClusterState, folder, process_named, published
-from baton.deploy.terminal.greeting import curl_line
+from baton.deploy.terminal.startup_banner import curl_line
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.rpc.server_certificate import CertificateFiles

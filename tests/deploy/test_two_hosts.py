@@ -16,9 +16,9 @@ from baton.bench.cluster.scrape import total
 from baton.bench.cluster.stream_client import complete
 from baton.core.role import Role
 from baton.deploy.cluster import ray_start
+from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member_watch import MemberWatch
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.errors import NotRunning, StartError
@@ -117,7 +117,7 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
             lost = {name for name, worker in before.items() if host_of(worker) == OTHER}
             await until(
                 lambda: returned(workers(cluster), before, lost),
-                lambda: (lives_of(cluster.handles), living_nodes(), workers(cluster).keys()),
+                lambda: (processes_of(cluster.handles), living_nodes(), workers(cluster).keys()),
             )
             assert await ask(cluster, prompts[0], 8) == right[0][:8]
             await until(lambda: reaches_all(cluster, 1), lambda: cluster.routers.http_urls)

@@ -29,17 +29,17 @@ from baton.proto import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from baton.rpc import followed
+from baton.rpc import file_watcher
 from baton.rpc.channel_options import OPTIONS
-from baton.standalone.config import LocalConfig
-from baton.standalone.worker import LocalWorker
+from baton.standalone.config import StandaloneConfig
+from baton.standalone.worker import StandaloneWorker
 
 
 @dataclass(frozen=True)
 class Trusting:
     """Clients of one worker that trust one authority."""
 
-    worker: LocalWorker
+    worker: StandaloneWorker
     authority: TestAuthority
 
     @asynccontextmanager
@@ -84,10 +84,10 @@ def asked(ids: list[int], tokens: int) -> inference_pb2.GenerateRequest:
 async def test_a_changed_certificate_is_for_new_connections_and_ends_no_stream(
     tiny: Path, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followed, "RECHECK_S", 0.0)
+    monkeypatch.setattr(file_watcher, "RECHECK_S", 0.0)
     old, new = TestAuthority.make("old"), TestAuthority.make("new")
     files = old.issue(tmp_path / "tls")
-    clients = LocalConfig(client_tls=files)
+    clients = StandaloneConfig(client_tls=files)
     ids = prompt(rng, 5)
     tokens = 40 * GRID
     async with make_worker(tiny, clients=clients, max_running=2) as worker:
@@ -138,7 +138,7 @@ async def test_a_client_without_tls_gets_nothing(
     tiny: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     files = TestAuthority.make().issue(tmp_path / "tls")
-    async with make_worker(tiny, clients=LocalConfig(client_tls=files)) as worker:
+    async with make_worker(tiny, clients=StandaloneConfig(client_tls=files)) as worker:
         async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
             with pytest.raises(httpx.TransportError):
                 await http.get(f"http://{worker.addresses.http}/health")
@@ -157,7 +157,7 @@ async def test_a_worker_asks_for_the_key_of_each_endpoint(
     keys = [Key(scope, digest_of(text), frozenset({scope})) for scope, text in texts.items()]
     write_keys(path, keys)
     ids = prompt(rng, 4)
-    async with make_worker(tiny, clients=LocalConfig(api_keys=path)) as worker:
+    async with make_worker(tiny, clients=StandaloneConfig(api_keys=path)) as worker:
         url = f"http://{worker.addresses.http}"
         async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
 
@@ -231,7 +231,7 @@ async def test_a_workers_caps_are_counted_where_a_routers_clients_do_not_read(
     path = tmp_path / "keys.json"
     scopes = frozenset({KeyScope.INFER, KeyScope.METRICS})
     write_keys(path, [Key("secretive", digest_of(text), scopes, max_n=1, tokens_per_minute=999)])
-    clients = LocalConfig(api_keys=path)
+    clients = StandaloneConfig(api_keys=path)
     async with make_worker(tiny, Role.PREFILL, clients=clients) as worker:
         url, headers = f"http://{worker.addresses.http}", {"x-api-key": text}
         async with httpx.AsyncClient(timeout=DEADLINE_S, headers=headers) as client:

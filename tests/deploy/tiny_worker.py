@@ -14,8 +14,8 @@ from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
-from baton.standalone.config import LocalConfig
-from baton.standalone.worker import LocalWorker
+from baton.standalone.config import StandaloneConfig
+from baton.standalone.worker import StandaloneWorker
 from baton.worker.config import StateReturn, WorkerConfig
 
 DEADLINE_S = 60.0
@@ -73,7 +73,7 @@ async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIt
             assert not await findings(worker)
 
 
-async def findings(worker: LocalWorker) -> list[str]:
+async def findings(worker: StandaloneWorker) -> list[str]:
     """Return the findings of the audit of the worker's engine."""
     found: list[str] = await worker._context.port.call(Engine.audit)
     return found
@@ -83,17 +83,17 @@ def make_worker(
     folder: Path,
     role: Role = Role.BOTH,
     routers: tuple[str, ...] = (),
-    clients: LocalConfig | None = None,
+    clients: StandaloneConfig | None = None,
     state_return: StateReturn = StateReturn.OFF,
     **engine: Any,
-) -> LocalWorker:
+) -> StandaloneWorker:
     options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
     if role is Role.DECODE or state_return is not StateReturn.OFF:
         options["tickets"] = 1
     config = EngineConfig(folder, **options | engine)
     name = f"{role}-0"
     certificate = None if role is Role.BOTH else folder_of(role.value, name)
-    return LocalWorker(
+    return StandaloneWorker(
         WorkerConfig(
             name,
             role,

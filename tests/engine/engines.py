@@ -129,7 +129,7 @@ def finish_of(events: list[Event], request_id: str) -> RequestFinished:
 def copy_state(source: Engine, request_id: str, target: Engine, into: Reservation) -> None:
     """Copy the slot and the pages of a held request into a reservation, as a channel does. Pages
     that the target's cache already holds are left alone."""
-    held = source.holding(request_id)
+    held = source.parked_state(request_id)
     assert held.computed == into.tokens and len(held.pages) == len(into.pages)
     target.states.storage[into.slot] = source.states.storage[held.slot]
     for mine, theirs in zip(held.pages, into.pages, strict=True):
@@ -140,7 +140,7 @@ def copy_state(source: Engine, request_id: str, target: Engine, into: Reservatio
 
 def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[int, ...]) -> None:
     """Move held request `spec`, whose output so far is `first`, into `target`."""
-    computed = source.holding(spec.request_id).computed
+    computed = source.parked_state(spec.request_id).computed
     reservation = target.reserve(
         spec.request_id,
         computed,

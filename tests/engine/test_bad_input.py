@@ -55,9 +55,9 @@ def test_a_pool_too_small_for_the_models_context_shortens_it() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda engine: engine.holding("a"),
+        lambda engine: engine.parked_state("a"),
         lambda engine: engine.release("a"),
-        lambda engine: engine.holding("nobody"),
+        lambda engine: engine.parked_state("nobody"),
         lambda engine: engine.release("nobody"),
         lambda engine: engine.reserve("a", 10),
         lambda engine: engine.reserve("b", 0),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.engine.speculation.acceptance import Chance, guessed_right
+from baton.engine.speculation.acceptance import FadingShare, guessed_right
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.step_costs import StepCosts, _about
 from baton.engine.speculation.window_gain import CUT, PLAIN, Guessed, choose
@@ -80,7 +80,7 @@ def test_about_as_many_rows_cost_the_same() -> None:
 
 
 def test_old_trials_fade() -> None:
-    chance = Chance(0.5, 1.0)
+    chance = FadingShare(0.5, 1.0)
     assert chance.rate == 0.5
     chance.add(16, 16)
     assert chance.rate == pytest.approx(1, abs=0.03)

@@ -16,13 +16,13 @@ from torch.distributed import is_nccl_available
 from baton.core.errors import ConfigError
 from baton.engine.assembly.follower import run_steps
 from baton.engine.assembly.loader import divided_model, load_model
-from baton.engine.collectives import rank_room
+from baton.engine.collectives import rank_capacity
 from baton.engine.collectives.comm import Shard
 from baton.engine.collectives.device_pools import DevicePools, opened_pools
 from baton.engine.collectives.nccl_comm import NcclComm, within
+from baton.engine.collectives.rank_capacity import check_capacity
 from baton.engine.collectives.rank_device import check_gpus, device_name, rank_device
 from baton.engine.collectives.rank_messages import RankPools
-from baton.engine.collectives.rank_room import check_room
 from baton.engine.engine import Engine
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.rank_storage import RankStorage
@@ -137,9 +137,9 @@ def test_a_rank_whose_gpu_lacks_room_ends_the_start(
     pages = PageLayout(model.config.attention, 8, torch.float32)
     needed = 3 * slots.slot_bytes + 4 * pages.page_bytes + 2 * 5 * 4 + (1 << 20)
     free = {torch.device("cuda", 1): needed}
-    monkeypatch.setattr(rank_room, "available_memory", free.__getitem__)
+    monkeypatch.setattr(rank_capacity, "available_memory", free.__getitem__)
     device = torch.device("cuda", 1)
-    check_room(model.config, SIZES, device)
+    check_capacity(model.config, SIZES, device)
     free[device] -= 1
     said: Any = SimpleNamespace(send=lambda report: pytest.fail("it has no room"))
     unused: Any = None

@@ -34,8 +34,8 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     engine = make_engine(chunk=16)
     prompt = random_prompt(seeded, 40, 60)
     engine.submit(RequestSpec("a", prompt, greedy(9), hold=True))
-    assert engine.plan_step() == [Scheduled("a", held=True)]
-    pages = engine.holding("a").pages
+    assert engine.plan_step() == [Scheduled("a", will_park=True)]
+    pages = engine.parked_state("a").pages
     assert len(pages) == -(-len(prompt) // 8), "all pages from the start: a channel reads them"
     events = run(engine)
     chunks = [e for e in events if isinstance(e, ChunkComputed)]
@@ -43,10 +43,10 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     assert chunks[-1].end == len(prompt)
     assert events[-1] == PrefillHeld("a")
     assert tokens_of(events, "a") == expected_tokens(HashModel(), prompt, 1)
-    held = engine.holding("a")
+    held = engine.parked_state("a")
     before = engine.states.storage[held.slot].clone(), engine.pages.storage[list(pages)].clone()
     engine.generate([random_prompt(seeded) for _ in range(6)], greedy(20))
-    assert engine.holding("a") == held and held.pages == pages
+    assert engine.parked_state("a") == held and held.pages == pages
     assert engine.states.storage[held.slot].equal(before[0])
     assert engine.pages.storage[list(pages)].equal(before[1])
     assert not engine.has_work and engine.status().held == 1

@@ -34,13 +34,13 @@ class Watched:
 
     def _on_layers(self, computed: Sequence[LayersComputed]) -> None:
         for layers in computed:
-            holding = layers.holding
-            holder = Holder(holding.slot, holding.pages)
+            parked_state = layers.parked_state
+            holder = Holder(parked_state.slot, parked_state.pages)
             slots, pages = self.memory.slots, self.memory.pages
             segments = [*cut_state(slots, end=slots.bytes_before(layers.recurrent))]
             segments += cut_kv(pages, 0, layers.start)
             of = (0, layers.attention)
-            segments += cut_kv(pages, layers.start, holding.computed, layers=of)
+            segments += cut_kv(pages, layers.start, parked_state.computed, layers=of)
             self.told.append(layers)
             self.seen.append((segments, self._bytes(segments, holder), holder))
 
@@ -87,7 +87,7 @@ def test_every_layer_of_every_family_says_when_it_has_written(
     )
     assert before_last[-1] == (recurrent, attention)
     assert [t.last for t in watched.told] == [False] * len(before_last) + [True]
-    assert {(t.start, t.holding.computed) for t in watched.told} == {(32, len(prompt))}
+    assert {(t.start, t.parked_state.computed) for t in watched.told} == {(32, len(prompt))}
     watched.assert_final()
 
 
@@ -102,7 +102,7 @@ def test_only_a_last_chunk_that_a_hand_off_waits_for_is_told_of(seeded: random.R
     for name in ("r0", "r1", "r2"):
         mine = [t for t in watched.told if t.request_id == name]
         assert [t.last for t in mine] == [False] * 6 + [True], "three layers of each kind"
-        assert {t.holding.computed for t in mine} == {len(prompts[name])}
+        assert {t.parked_state.computed for t in mine} == {len(prompts[name])}
         watched.assert_final()
     for name, prompt in prompts.items():
         count = 1 if name < "r3" else 5
@@ -121,7 +121,7 @@ def test_layers_are_told_of_in_groups(seeded: random.Random) -> None:
 
 def test_of_several_ranks_layers_are_told_of_when_all_have_written_them() -> None:
     """This rank has written a layer before the others have: they have when they add up."""
-    row = Row(1, 1, 0, 4, 0, 1, 1, True, None, None, held="a", held_pages=(1,))
+    row = Row(1, 1, 0, 4, 0, 1, 1, True, None, None, parks="a", parked_pages=(1,))
     told: list[LayersComputed] = []
     layers = LayerBytes((8, 8), (4,))
     progress = LayerProgress([row], layers, lambda call: call(), told.extend, 1, several_ranks=True)

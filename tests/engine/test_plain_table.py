@@ -48,7 +48,7 @@ class DecodeRows:
             assert request is not None
             assert (row.start, row.end) == (request.computed - 1, request.computed)
             assert row.end == len(request.spec.prompt_ids) + row.position
-            assert (row.position, row.admission) == (request.drawn - 1, request.admissions)
+            assert (row.position, row.admission) == (request.sampled - 1, request.admissions)
             assert (row.write_slot, row.table_row) == (request.state_slot, request.table_row)
         for row in batch.all_rows:
             last = self._last.get((row.serial, row.admission))

@@ -129,7 +129,7 @@ def test_a_request_says_what_it_leaves_to_resume_from(seeded: random.Random) -> 
     spec = RequestSpec("held", prompt, greedy(5), hold=True)
     engine.submit(spec)
     run(engine)
-    assert engine.holding("held").cached_state == len(prompt) // GRID * GRID
+    assert engine.parked_state("held").cached_state == len(prompt) // GRID * GRID
     engine.release("held")
     without = make_engine(prefix_caching=False)
     (output,) = without.generate([prompt], greedy(30))

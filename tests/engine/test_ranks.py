@@ -134,7 +134,7 @@ def test_no_ticket_takes_memory_that_a_rank_behind_the_leader_may_still_write(
         behind.submit(RequestSpec("a", prompt(seeded, 40), greedy(STEPS), hold=True))
         behind.plan_step()
         behind.run_step()  # launches it
-        kept = behind.holding("a")
+        kept = behind.parked_state("a")
         behind.cancel("a", "the client left")
         assert slots.available_to_channels == slots.available - 1
         granted = [behind.reserve(f"t{number}", 20) for number in range(6)]

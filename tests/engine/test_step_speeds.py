@@ -9,7 +9,7 @@ from engine.hash_model import HashModel
 from baton.engine.request.request import RequestSpec
 from baton.engine.schedule.chunking import LEAST_BESIDE, PromptBudget
 from baton.engine.schedule.step_speeds import StepSpeeds
-from baton.engine.settings.choices import Beside
+from baton.engine.settings.choices import MixedBudget
 
 
 def learnt(decode_s: float, token_s: float) -> StepSpeeds:
@@ -48,19 +48,19 @@ def test_old_steps_are_forgotten() -> None:
 def test_prompt_tokens_beside_rows_that_decode_about_double_the_step(
     decode_s: float, token_s: float, beside: int
 ) -> None:
-    budget = PromptBudget(256, Beside.AUTO, learnt(decode_s, token_s))
+    budget = PromptBudget(256, MixedBudget.AUTO, learnt(decode_s, token_s))
     assert (budget.tokens(decoding=True), budget.tokens(decoding=False)) == (beside, 256)
 
 
 def test_what_is_not_measured_yet_is_taken_to_be_dear() -> None:
-    assert PromptBudget(256, Beside.AUTO, StepSpeeds()).tokens(decoding=True) == LEAST_BESIDE
-    assert PromptBudget(16, Beside.AUTO, StepSpeeds()).tokens(decoding=True) == 16
+    assert PromptBudget(256, MixedBudget.AUTO, StepSpeeds()).tokens(decoding=True) == LEAST_BESIDE
+    assert PromptBudget(16, MixedBudget.AUTO, StepSpeeds()).tokens(decoding=True) == 16
     assert PromptBudget(256, None, StepSpeeds()).tokens(decoding=True) == 256
     assert PromptBudget(256, 8, StepSpeeds()).tokens(decoding=True) == 8
 
 
 def test_an_engine_says_how_long_its_steps_take(seeded: random.Random) -> None:
-    engine = make_engine(HashModel(), chunk=128, prefill_beside_decode=Beside.AUTO)
+    engine = make_engine(HashModel(), chunk=128, prefill_beside_decode=MixedBudget.AUTO)
     assert not engine.status().prompt_token_s and not engine.status().decode_step_s
     for i in range(3):
         engine.submit(RequestSpec(f"r{i}", random_prompt(seeded, 60, 64), greedy(9)))

@@ -11,11 +11,11 @@ from transfer.layouts import PAGES, SLOTS, Pools
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.supervised import ProcessSupervisor
-from baton.engine.request.request import Holding
+from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
-from baton.prefill.drains import Drains, WrittenTicket
 from baton.prefill.handoff_writer import HandoffWriter
 from baton.prefill.messages import HandoffMessages, HandoffName
+from baton.prefill.open_writes import OpenWrites, WrittenTicket
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import WriterState
@@ -75,7 +75,7 @@ class FakePeer:
 
     def __init__(self, channel: HeldChannel) -> None:
         self.rank = common_pb2.WorkerIdentity(worker_id="d0", incarnation=1)
-        self.drains = Drains(ProcessSupervisor())
+        self.open_writes = OpenWrites(ProcessSupervisor())
         self._channel = channel
 
     async def sender(self) -> HeldChannel:
@@ -143,9 +143,9 @@ class Bench:
     def _compute(self) -> None:
         """Report that every layer is computed, as the engine does before it samples."""
         pages = tuple(range(-(-self.tokens // PAGES.page_size)))
-        holding = Holding(slot=0, pages=pages, computed=self.tokens)
+        parked_state = Parked(slot=0, pages=pages, computed=self.tokens)
         layers = LayersComputed(
-            "r", 0, len(SLOTS.layers), len(PAGES.layers), last=True, holding=holding
+            "r", 0, len(SLOTS.layers), len(PAGES.layers), last=True, parked_state=parked_state
         )
         self.prompt.on_layers(layers, 0.0)
 
@@ -193,7 +193,7 @@ async def test_a_writer_with_bytes_under_way_frees_memory_only_once_they_have_dr
     await bench.reach(state)
     asked: list[str] = []
     bench.stop()
-    bench.peer.drains.ask(TICKET, lambda: asked.append("drained"))
+    bench.peer.open_writes.ask(TICKET, lambda: asked.append("drained"))
     await turns()
     assert bench.channel.cancelled
     assert (bench.writer.state, bench.quiet, bench.drained()) == (S.DRAINING, 0, [])
@@ -214,7 +214,7 @@ async def test_a_writer_whose_bytes_were_received_has_nothing_to_drain(
     assert (bench.writer.state, bench.quiet, bench.drained()) == (S.RECEIVED, 1, [])
     assert not bench.channel.cancelled
     asked: list[str] = []
-    bench.peer.drains.ask(TICKET, lambda: asked.append("drained"))
+    bench.peer.open_writes.ask(TICKET, lambda: asked.append("drained"))
     assert asked == ["drained"]
 
 

@@ -18,7 +18,7 @@ from router_neighbours import Cluster
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.proto import inference_pb2_grpc
 from baton.proto.inference_pb2 import GenerateRequest, TokenIds
-from baton.rpc import followed
+from baton.rpc import file_watcher
 from baton.rpc.identity import Identity, ProcessRole
 
 STREAMS = 32  # over each protocol
@@ -78,7 +78,7 @@ class Client:
 
 
 async def test_none_of_64_answers_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed, "RECHECK_S", 0.0)
+    monkeypatch.setattr(file_watcher, "RECHECK_S", 0.0)
     old, new = TestAuthority.make("old"), TestAuthority.make("new")
     old_key, new_key_ = new_key(), new_key()
     keys = tmp_path / "keys.json"

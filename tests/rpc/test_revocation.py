@@ -13,7 +13,7 @@ from grpc import aio
 from baton.core.errors import PeerLostError
 from baton.deploy.certs.authority_folder import AuthorityFolder
 from baton.rpc import credentials as credentials_module
-from baton.rpc import followed
+from baton.rpc import file_watcher
 from baton.rpc.access import AccessInterceptor
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
@@ -29,7 +29,7 @@ RANK = Identity(ProcessRole.DECODE, "decode-0", CLUSTER)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at files without a pause; what is tested does not depend on it."""
-    monkeypatch.setattr(followed, "RECHECK_S", 0.0)
+    monkeypatch.setattr(file_watcher, "RECHECK_S", 0.0)
     monkeypatch.setattr(credentials_module, "CHECK_S", 0.05)
 
 

@@ -12,7 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from https_certificates import DAY, TestAuthority, key_pem
 
 from baton.core.errors import ConfigError
-from baton.rpc.followed import RECHECK_S, Followed
+from baton.rpc.file_watcher import RECHECK_S, FileWatcher
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
 Spoil = Callable[[CertificateFiles, TestAuthority, Path], object]
@@ -104,21 +104,21 @@ def test_changed_files_are_read_again_but_not_more_often_than_that(
             raise ConfigError(f"{text!r} is no number")
         return int(text)
 
-    followed = Followed("the number", (path,), read, lambda: now)
+    watcher = FileWatcher("the number", (path,), read, lambda: now)
     path.write_text("22")
-    assert followed.get() == 1, "it was looked at just now"
+    assert watcher.get() == 1, "it was looked at just now"
     now = RECHECK_S
-    assert [followed.get() for _ in range(3)] == [22] * 3
+    assert [watcher.get() for _ in range(3)] == [22] * 3
     assert reads == 2
     path.write_text("many")
     now = 2 * RECHECK_S
     with caplog.at_level(logging.ERROR):
-        assert followed.get() == 22
+        assert watcher.get() == 22
     assert "the number of before stays in use: 'many' is no number" in caplog.text
     path.unlink()
     path.write_text("333")
     now = 3 * RECHECK_S
-    assert followed.get() == 333
+    assert watcher.get() == 333
     with pytest.raises(ConfigError):
         path.write_text("x")
-        Followed("the number", (path,), read)
+        FileWatcher("the number", (path,), read)

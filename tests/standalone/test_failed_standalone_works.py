@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.core import supervised
 from baton.core.errors import StoppedError
 from baton.core.supervised import OnFailure
-from baton.standalone.worker import LocalWorker
+from baton.standalone.worker import StandaloneWorker
 
 ENDS = ("transfers",)
 ANEW = ("HTTP server", "deadlines of HTTP clients", "reporter", "surplus gRPC connections")
@@ -30,7 +30,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def alone(folder: Path) -> AsyncIterator[tuple[LocalWorker, Client]]:
+async def alone(folder: Path) -> AsyncIterator[tuple[StandaloneWorker, Client]]:
     async with make_worker(folder) as worker:
         url = f"http://{worker.addresses.http}"
         async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:

@@ -18,7 +18,7 @@ from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.standalone import backend as local_backend
-from baton.standalone.backend import LocalBackend
+from baton.standalone.backend import StandaloneBackend
 
 LONG = 3000
 IN_ENGINE = 1 + DECODES_AHEAD  # of a worker that runs one request
@@ -26,7 +26,7 @@ NUMBERS = count(1)
 
 
 @asynccontextmanager
-async def backend(tiny: Path) -> AsyncIterator[LocalBackend]:
+async def backend(tiny: Path) -> AsyncIterator[StandaloneBackend]:
     """That of a worker which runs one request at a time; at the end its books balance."""
     async with make_worker(tiny, max_running=1) as worker:
         yield worker.backend
@@ -38,7 +38,7 @@ class Asked:
 
     def __init__(
         self,
-        to: LocalBackend,
+        to: StandaloneBackend,
         owner: str | None = None,
         new: int = LONG,
         ended: list[str | None] | None = None,
@@ -52,7 +52,7 @@ class Asked:
         self._request = GenerateRequest(self.id, (5, 6, 7), greedy, owner=owner, deadline=deadline)
         self.task = asyncio.create_task(self._run(to))
 
-    async def _run(self, to: LocalBackend) -> Finished:
+    async def _run(self, to: StandaloneBackend) -> Finished:
         async for event in to.generate(self._request):
             if not isinstance(event, TokenEvent):
                 self._ended.append(self._request.owner)
@@ -61,7 +61,7 @@ class Asked:
         raise AssertionError("an answer without an end")
 
 
-async def cancelled(to: LocalBackend, asked: Sequence[Asked]) -> None:
+async def cancelled(to: StandaloneBackend, asked: Sequence[Asked]) -> None:
     """Cancel all, wait for their ends, and see that none had another."""
     for each in asked:
         await to.cancel(each.id)
@@ -73,7 +73,7 @@ async def cancelled(to: LocalBackend, asked: Sequence[Asked]) -> None:
                 assert error.code is ErrorCode.CANCELLED
 
 
-async def settled(to: LocalBackend, waiting: int) -> None:
+async def settled(to: StandaloneBackend, waiting: int) -> None:
     """Wait until so many requests wait before the engine."""
     async with asyncio.timeout(DEADLINE_S):
         while to._queue.waiting != waiting:

@@ -6,7 +6,7 @@ import pytest
 from fake_backend import Connect, FakeBackend
 
 from baton.api.backend import MAX_PRIORITY
-from baton.api.sglang import admin as native_admin
+from baton.api.sglang import admin as sglang_admin
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
@@ -18,7 +18,7 @@ async def test_flush_cache_waits_as_long_as_it_is_told(
     async with connect() as client:
         for query in ("", "?timeout=0", "?timeout=2.5"):
             assert (await client.request(method, f"/flush_cache{query}")).status_code == 200
-        assert backend.flushed == [native_admin.FLUSH_WAIT_S, 0, 2.5]
+        assert backend.flushed == [sglang_admin.FLUSH_WAIT_S, 0, 2.5]
         backend.flush_failure = ApiError(ErrorCode.DEADLINE_EXCEEDED, "d0 is still at work")
         reply = await client.request(method, "/flush_cache?timeout=0")
     assert reply.status_code == 504
@@ -66,7 +66,7 @@ async def test_health_generate_gives_up_on_a_server_that_hangs(
     connect: Connect, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.hold_after = 0
-    monkeypatch.setattr(native_admin, "PROBE_S", 0.05)
+    monkeypatch.setattr(sglang_admin, "PROBE_S", 0.05)
     async with connect() as client, asyncio.timeout(60):
         reply = await client.get("/health_generate")
     assert reply.status_code == 503

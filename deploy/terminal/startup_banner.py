@@ -18,14 +18,14 @@ from baton.rpc.server_certificate import CertificateFiles, read_server_certifica
 
 
 @dataclass(frozen=True)
-class Greeting:
+class StartupBanner:
     """The message about a cluster that serves. It can be sent as JSON."""
 
     seconds: Mapping[str, float]  # duration of each part of the start
     lines: Sequence[str]  # in rich's markup
 
 
-def greeting_of(cluster: Cluster) -> Greeting:
+def banner_of(cluster: Cluster) -> StartupBanner:
     """Return addresses, each role's memory plan, and a command to try."""
     info = cluster.router.server_info()
     routers = cluster.routers
@@ -44,14 +44,14 @@ def greeting_of(cluster: Cluster) -> Greeting:
     if config.client_tls is not None:
         url, trusted = _named(url, config.client_tls)
     line = curl_line(url, info["router"]["model"], keys=keys, trusted=trusted)
-    return Greeting(cluster.seconds, [*lines, f"[dim]{escape(line)}[/]"])
+    return StartupBanner(cluster.seconds, [*lines, f"[dim]{escape(line)}[/]"])
 
 
-def greet(console: Console, greeting: Greeting, seconds: float) -> None:
-    """Print the greeting. seconds: since the command."""
-    parts = ", ".join(f"{part} {took:.1f} s" for part, took in greeting.seconds.items())
+def print_banner(console: Console, banner: StartupBanner, seconds: float) -> None:
+    """Print the message. seconds: since the command."""
+    parts = ", ".join(f"{part} {took:.1f} s" for part, took in banner.seconds.items())
     console.print(f"[bold green]ready[/] after {seconds:.1f} s ({parts})", highlight=False)
-    for line in greeting.lines:
+    for line in banner.lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 

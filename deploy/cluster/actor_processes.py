@@ -5,14 +5,14 @@ from collections.abc import Collection, Mapping
 import ray
 from ray._private import state
 
+from baton.deploy.cluster.actor_process import ActorProcess
 from baton.deploy.cluster.actors import ActorHandle
-from baton.deploy.cluster.life import Life
 
 
-def lives_of(
-    actors: Collection[ActorHandle], before: Mapping[str, Life] | None = None
-) -> dict[str, Life]:
-    """Return the life of each actor, by its name.
+def processes_of(
+    actors: Collection[ActorHandle], before: Mapping[str, ActorProcess] | None = None
+) -> dict[str, ActorProcess]:
+    """Return the process of each actor, by its name.
 
     before: those of the last look. Ray forgets at once where a process was that has died.
     """
@@ -26,7 +26,7 @@ def lives_of(
             last = (before or {}).get(actor.name)
             if not host and last is not None:
                 host, node_id = last.host, last.node_id
-            found[actor.name] = Life(
+            found[actor.name] = ActorProcess(
                 row["State"], row["Pid"], row["NumRestarts"], host, node_id, node_id in lost
             )
     return found

@@ -16,14 +16,14 @@ GENERATING = {
 """The paths whose requests the backend queues."""
 
 
-def guard_room(routes: Iterable[BaseRoute], backend: Backend) -> None:
+def guard_capacity(routes: Iterable[BaseRoute], backend: Backend) -> None:
     """Let each route that generates ask for room first."""
     for route in routes:
         if isinstance(route, Route) and route.path in GENERATING:
-            route.app = _RoomGuard(route.app, backend)
+            route.app = _CapacityGuard(route.app, backend)
 
 
-class _RoomGuard:
+class _CapacityGuard:
     """An ASGI application that parses and tokenises only what may be admitted."""
 
     def __init__(self, app: ASGIApp, backend: Backend) -> None:

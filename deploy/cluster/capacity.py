@@ -47,7 +47,7 @@ def choose_nodes(
             raise spread from None
 
 
-class _Room:
+class _NodeCapacity:
     """One node while processes are being placed."""
 
     def __init__(self, node: RayNode) -> None:
@@ -64,7 +64,7 @@ class _Room:
         self.roles[wish.role] += 1
 
 
-_Rank = Callable[[_Room, Wish], tuple[float, ...]]
+_Rank = Callable[[_NodeCapacity, Wish], tuple[float, ...]]
 
 
 def _place(
@@ -73,7 +73,7 @@ def _place(
     there: Sequence[tuple[str, Role]],
     rank: _Rank,
 ) -> dict[str, str]:
-    rooms = {node.node_id: _Room(node) for node in nodes}
+    rooms = {node.node_id: _NodeCapacity(node) for node in nodes}
     for node_id, role in there:
         if node_id in rooms:
             rooms[node_id].roles[role] += 1
@@ -88,29 +88,29 @@ def _place(
     return chosen
 
 
-def _apart(room: _Room, wish: Wish) -> tuple[float, ...]:
+def _apart(room: _NodeCapacity, wish: Wish) -> tuple[float, ...]:
     """Rank nodes without workers of this role first, then those with few workers."""
     same = room.roles[wish.role]
     return same, room.roles.total(), -sum(room.free.get(name, 0.0) for name in ("GPU", "CPU"))
 
 
-def _is_far(room: _Room, wish: Wish) -> bool:
+def _is_far(room: _NodeCapacity, wish: Wish) -> bool:
     return wish.near is not None and room.node.node_id != wish.near
 
 
-def _tight(room: _Room, wish: Wish) -> tuple[float, ...]:
+def _tight(room: _NodeCapacity, wish: Wish) -> tuple[float, ...]:
     """Rank nodes first of which least would stay free."""
     return tuple(room.free.get(name, 0.0) for name in ("GPU", "CPU"))
 
 
 def _choice(nodes: Sequence[RayNode], wish: Wish) -> tuple[int, float, float]:
     """Rank wishes first that few nodes can take, of those the largest."""
-    fitting = sum(_Room(node).takes(wish.demand) for node in nodes)
+    fitting = sum(_NodeCapacity(node).takes(wish.demand) for node in nodes)
     return fitting, -wish.demand.gpus, -wish.demand.cpus
 
 
 def _lack(
-    wish: Wish, rooms: Sequence[_Room], chosen: Mapping[str, str], nodes: Sequence[RayNode]
+    wish: Wish, rooms: Sequence[_NodeCapacity], chosen: Mapping[str, str], nodes: Sequence[RayNode]
 ) -> str:
     """Say what a process asks for, and what keeps each node from taking it."""
     taken = Counter(chosen.values())
@@ -118,7 +118,7 @@ def _lack(
     return f"{wish.name} asks for {wish.demand}, and no node has that: {told or 'Ray has no node'}"
 
 
-def _why(room: _Room, demand: Demand, taken: int) -> str:
+def _why(room: _NodeCapacity, demand: Demand, taken: int) -> str:
     node = room.node
     wrong = [
         f"{key} is {node.labels[key]}" if key in node.labels else f"no label {key}"

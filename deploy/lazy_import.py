@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 
-def call_late(at: str, *args: Any, **kwargs: Any) -> Any:
+def import_and_call(at: str, *args: Any, **kwargs: Any) -> Any:
     """Import a function, named as "module:function", and call it."""
     module, _, name = at.partition(":")
     return vars(importlib.import_module(module))[name](*args, **kwargs)

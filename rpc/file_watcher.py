@@ -16,9 +16,9 @@ RECHECK_S = 1.0
 """The least time between two looks at the files."""
 
 
-class Followed(Generic[T]):
+class FileWatcher(Generic[T]):
     """The newest valid value of some files. Whoever needs it asks, from any thread: no task
-    watches."""
+    polls."""
 
     def __init__(
         self,

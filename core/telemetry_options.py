@@ -6,7 +6,7 @@ from baton.core.logs import LogFormat
 
 
 @dataclass(frozen=True)
-class Telemetry:
+class TelemetryOptions:
     """Set once, from the command line; the same for the router and all workers."""
 
     log_format: LogFormat = LogFormat.JSON

@@ -13,7 +13,7 @@ from baton.engine.sizing.readable import readable
 _TABLE_ITEM = 4  # bytes of a block table's entry
 
 
-def check_room(part: ModelConfig, pools: RankPools, device: torch.device) -> None:
+def check_capacity(part: ModelConfig, pools: RankPools, device: torch.device) -> None:
     """Raise ConfigError where a rank's GPU has less memory free than its pools and its steps take.
 
     The leader has planned them for the GPU with least memory free, possibly a while ago, or for

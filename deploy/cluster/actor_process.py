@@ -12,7 +12,7 @@ class LifeEnd:
 
 
 @dataclass(frozen=True)
-class Life:
+class ActorProcess:
     """A member's process as Ray's control store has it."""
 
     state: str  # PENDING_CREATION, DEPENDENCIES_UNREADY, ALIVE, RESTARTING or DEAD

@@ -21,7 +21,7 @@ class WrittenTicket:
     generation: int
 
 
-class Drains:
+class OpenWrites:
     """The open tickets of all ranks, and the tasks that end their writes.
 
     It outlives the streams: a rank that lost its stream may ask again over the next one.
@@ -52,7 +52,7 @@ class Drains:
         self.end(wait, f"drain of ticket {ticket.ticket_id} of {ticket.rank}")
 
     def end(self, ending: AsyncWork, name: str) -> None:
-        """See it through, whoever is cancelled meanwhile."""
+        """Run `ending` to its end, also when the caller is cancelled meanwhile."""
         # END: nobody knows any more whether something is under way, so the rank would keep its
         # memory for ever. The end of this process is a proof that nothing is.
         task = spawn(ending, self._owner, OnFailure.END, name, may_return=True)

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from baton.core.role import Role
+from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.ray_nodes import RayNode
-from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.demand.demand import Demand
 from baton.deploy.errors import StartError
 
