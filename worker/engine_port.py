@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from baton.core.errors import StoppedError
 from baton.engine.engine import Engine
@@ -23,6 +23,7 @@ from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -43,6 +44,10 @@ class EngineBatchHandler(Protocol):
 
     def on_engine_failure(self, error: Exception) -> None:
         """Handle the end of the engine's loop: every request on it is lost."""
+        ...
+
+    def on_lost_event(self, error: Exception) -> None:
+        """Handle what a receiver of an event has raised: somebody waits for what it did not do."""
         ...
 
 
@@ -74,7 +79,7 @@ class EnginePort:
         """
 
         def heard(computed: Sequence[LayersComputed]) -> None:
-            self._asyncio.call_soon_threadsafe(on_layers, computed, time.monotonic())
+            self._tell(on_layers, computed, time.monotonic())
 
         self._engine.listen(heard)
 
@@ -105,12 +110,12 @@ class EnginePort:
         """
 
         def run(engine: Engine) -> None:
-            self._asyncio.call_soon_threadsafe(then, fn(engine))
-            self._asyncio.call_soon_threadsafe(self._on_load)
+            self._tell(then, fn(engine))
+            self._tell(self._on_load)
 
         def done(future: "Future[None]") -> None:
             if (error := future.exception()) is not None:
-                self._asyncio.call_soon_threadsafe(failed, error)
+                self._tell(failed, error)
 
         self._loop.call(run).add_done_callback(done)
 
@@ -131,7 +136,19 @@ class EnginePort:
         parked_states = {name: self._engine.parked_state(name) for name in wanted - over}
         changes_load = any(isinstance(e, Scheduled | PrefillHeld | RequestFinished) for e in rare)
         batch = EventBatch(tuple(events), parked_states, time.monotonic(), changes_load)
-        self._asyncio.call_soon_threadsafe(self._deliver, batch)
+        self._tell(self._deliver, batch)
+
+    def _tell(self, receiver: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a receiver on the asyncio thread, where the loop would only log what it raises."""
+
+        def told() -> None:
+            try:
+                receiver(*args, **kwargs)
+            except Exception as error:  # the loop's last line: nobody above could catch it
+                assert self._handler is not None
+                self._handler.on_lost_event(error)
+
+        self._asyncio.call_soon_threadsafe(told)
 
     def _stepped(self, seconds: float) -> None:
         self._on_step(seconds)
@@ -140,7 +157,7 @@ class EnginePort:
             watcher()
 
     def _failed(self, error: Exception) -> None:
-        self._asyncio.call_soon_threadsafe(self._deliver_failure, error)
+        self._tell(self._deliver_failure, error)
 
     def _deliver(self, batch: EventBatch) -> None:
         assert self._handler is not None

@@ -175,6 +175,10 @@ class WorkerRuntime:
         """End the process, as a worker without an engine is of no use."""
         self._owner.end("engine", error)
 
+    def on_lost_event(self, error: Exception) -> None:
+        """End the process: a request waits for ever for an event that did not reach it."""
+        self._owner.end("delivery of the engine's events", error)
+
     async def _tell_end(self, error: StoppedError) -> None:
         """Let requests go on elsewhere, and say to whoever asks that this process ends."""
         self._role.on_end(error)

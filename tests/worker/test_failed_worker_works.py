@@ -150,6 +150,29 @@ async def test_a_worker_ends_that_has_lost_what_it_cannot_do_without(
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_worker_ends_whose_role_fails_at_an_event(
+    role: str, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop alone would log it, and the request would wait for what came with it."""
+
+    def broken(batch: object) -> None:
+        raise MadeToFail("as the test wants it")
+
+    async with pair(seeded) as both:
+        worker = both.worker(role)
+        monkeypatch.setattr(worker.runtime._role, "on_batch", broken)
+        both.prefill.model.gate.open()
+        async with asyncio.timeout(DEADLINE_S):
+            await worker.owner.ended()
+        reason = "delivery of the engine's events ended: MadeToFail: as the test wants it"
+        assert worker.owner.reason == reason
+        assert await health(worker, "") == NOT_SERVING
+        finished = await both.under_way.end()
+        assert finished.reason == common_pb2.ERROR
+        assert finished.error.code == common_pb2.UNAVAILABLE
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("name", ANEW)
 async def test_a_work_that_is_started_anew_works_again(
     role: str, name: str, seeded: random.Random, caplog: pytest.LogCaptureFixture
