@@ -3,7 +3,7 @@
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from baton.router.service import RouterBackend
+from baton.router.backend import RouterBackend
 
 RECHECK_S = 60.0
 """The watcher is woken by every change. This bounds how long a missed wake-up goes unnoticed."""

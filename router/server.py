@@ -29,6 +29,7 @@ from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
+from baton.router.backend import RouterBackend
 from baton.router.cluster_view.registry import RegistryServicer
 from baton.router.cluster_view.worker_pages import WorkerPages
 from baton.router.cluster_view.worker_table import WorkerTable
@@ -40,7 +41,6 @@ from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.profiles import profile_routes
 from baton.router.routes import explain_routes, router_routes
-from baton.router.service import RouterBackend
 from baton.router.sessions.rank_session import SessionOptions
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials

@@ -22,7 +22,7 @@ class WeightFormat(StrEnum):
 
 
 class SpeculativeAlgorithm(StrEnum):
-    """The source of draft tokens."""
+    """The way in which steps get draft tokens, or none."""
 
     OFF = "off"  # plain decoding
     NGRAM = "ngram"  # what followed the same tokens before, in the request itself

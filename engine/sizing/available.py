@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.sizing.memory_groups import memory_groups
+from baton.engine.sizing.control_groups import memory_groups
 from baton.engine.sizing.readable import readable
 
 MEMINFO = Path("/proc/meminfo")

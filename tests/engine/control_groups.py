@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.sizing import memory_groups
+from baton.engine.sizing import control_groups
 
 
 class ControlGroups:
@@ -22,7 +22,7 @@ class ControlGroups:
         self.mounted = folder / "mounted"
         self.mounted.mkdir()
         (folder / "self").mkdir()
-        monkeypatch.setattr(memory_groups, "SELF", folder / "self")
+        monkeypatch.setattr(control_groups, "SELF", folder / "self")
         line = (
             f"0::{group}" if version == 2 else f"5:cpu:/elsewhere\n4:hugetlb,memory:{group}\n0::/"
         )

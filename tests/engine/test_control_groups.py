@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from engine.control_groups import ControlGroups
 
-from baton.engine.sizing import memory_groups as module
-from baton.engine.sizing.memory_groups import MemoryGroup, memory_groups
+from baton.engine.sizing import control_groups as module
+from baton.engine.sizing.control_groups import MemoryGroup, memory_groups
 
 ASK = """
 import torch
