@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from fake_backend import FakeBackend
+from fake_backend import CONTEXT, FakeBackend
 from prometheus_client import CollectorRegistry
 
 from baton.api.access.client_limits import ClientLimits, Refusal
@@ -166,11 +166,14 @@ async def test_tokens_are_counted_as_they_come_and_given_back_on_every_end(
     async with server.client("ada") as client:
         first = await client.post("/v1/completions", json=body)
         streamed = await client.post("/v1/completions", json=body | {"stream": True})
-        await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1_000_000})
+        long = [10] * (CONTEXT + 1)
+        refused = await client.post("/v1/completions", json={"prompt": long, "max_tokens": 5})
+        cut = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1_000_000})
         last = await client.get("/v1/models")
     used = first.json()["usage"]["total_tokens"]
-    assert used == 8 and streamed.status_code == 200
-    assert int(last.headers["x-ratelimit-remaining-tokens"]) == 100_000 - 2 * used
+    assert used == 8 and streamed.status_code == 200 and refused.status_code == 400
+    used += used + cut.json()["usage"]["total_tokens"]
+    assert int(last.headers["x-ratelimit-remaining-tokens"]) == 100_000 - used
 
 
 @asynccontextmanager

@@ -106,8 +106,9 @@ def check(reply: httpx.Response, status: int, case: str) -> None:
         assert reply.json()["error"].get("code", reply.json()["error"]["type"]) in denied
 
 
-def test_health_alone_needs_no_key() -> None:
-    assert [route for route, scope in ROUTES.items() if scope is None] == ["/health", "/ready"]
+def test_health_and_the_servers_name_alone_need_no_key() -> None:
+    free = [route for route, scope in ROUTES.items() if scope is None]
+    assert free == ["/", "/health", "/ready"]
     assert {method for method, scope in RPCS.items() if scope is None} == {
         f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List")
     }
