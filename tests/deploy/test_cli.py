@@ -78,7 +78,7 @@ def test_a_port_that_is_in_use(
 def test_memory_that_does_not_suffice(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
-    words = ("--model", str(model), "--http-port", "0", "--grpc-port", "0", "--memory-gb", "0.02")
+    words = ("--model", str(model), "--http-port", "0", "--grpc-port", "0", "--memory-gb", "0.0001")
     said = _fails(capfd, monkeypatch, "serve", *words)
     assert "prefill-0" in said and "budget" in said, "the first that takes in states"
 

@@ -31,6 +31,7 @@ ANY_TEXT = {
     "--internal-host": "below",
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
     "--otlp-traces-endpoint": "below",
+    "--default-chat-template-kwargs": "test_options.py: an object of JSON",
     "--ray-address": "Ray alone can tell whether a Ray is there",
     "--prefill-label": "test_options.py", "--decode-label": "test_options.py",
     "--prefill-resource": "test_options.py", "--decode-resource": "test_options.py",

@@ -19,7 +19,6 @@ BODIES = [
     ({"prompt": [320]}, 400, "320"),
     ({"prompt": [-1]}, 400, "prompt"),
     ({"prompt": [5] * 1024}, 400, "1024"),
-    ({"prompt": [5] * 900, "max_tokens": 400}, 400, "max_tokens"),
     ({"prompt": "a", "temperature": -1}, 400, "temperature"),
     ({"prompt": "a", "temperature": 1e9}, 400, "temperature"),
     ({"prompt": "a", "top_p": 0}, 400, "top_p"),
