@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from baton.api.access.client_limits import Refusal
-from baton.api.server.connection_table import Connection, ConnectionTable
+from baton.api.server.connection_table import PLACE_S, Connection, ConnectionTable
 from baton.core.supervised import child
 
 log = logging.getLogger(__name__)
@@ -24,9 +24,6 @@ A_TURN = 16
 them are closed by that work, so they need descriptors meanwhile."""
 PAUSE_S = 0.1
 """The pause after an accept for which the process had no descriptor or memory."""
-PLACE_S = 0.01
-"""The pause where all places, also those of connections that are told to leave, are taken by
-clients that had no time to send a request."""
 GIVES_WAY = 16
 """Idle connections that are then closed."""
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}

@@ -18,6 +18,9 @@ SHED = 32
 """Connections beyond the limit that are accepted to say so, and for `/health`."""
 GRACE_S = 0.25
 """The time in which a connection may begin a request before it gives way to a new one."""
+PLACE_S = 0.01
+"""The pause before another try where all places are taken by clients that had no time to send a
+request."""
 _LOOKED_AT = 16
 """Connections that are asked whether they have sent something, at most, for one that gives way."""
 
@@ -111,6 +114,29 @@ class ConnectionTable:
         client.idle[made] = None
         self._count()
         return made
+
+    def admit(self, connection: Connection) -> bool:
+        """Give a connection that is beyond a limit the place of one that gives way by now. Return
+        False where none does."""
+        client = self._clients.get(connection.client)
+        if client is None or connection not in self._open:  # it has left
+            return False
+        if client.open > self._most_of_client and not self._displace(
+            client, Refusal.CONNECTIONS_OF_CLIENT
+        ):
+            return False
+        if len(self._open) > self._most and not self.make_room():
+            return False
+        connection.shed = None
+        return True
+
+    def may_admit(self, connection: Connection) -> bool:
+        """Return True if a connection without a request may soon give way to this one."""
+        client = self._clients.get(connection.client)
+        if client is None:
+            return False
+        of_client = client.open > self._most_of_client
+        return any(each.idle for each in ([client] if of_client else self._clients.values()))
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection. Idempotent."""

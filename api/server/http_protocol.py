@@ -1,8 +1,10 @@
 """uvicorn's HTTP protocol with deadlines and limits, of which it has those for idle connections
 alone."""
 
+import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -19,7 +21,12 @@ from baton.api.errors import too_many
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
 from baton.api.server.buffered_protocol import BufferedHttp
-from baton.api.server.connection_table import Connection, ConnectionTable
+from baton.api.server.connection_table import (
+    GRACE_S,
+    PLACE_S,
+    Connection,
+    ConnectionTable,
+)
 from baton.api.server.part_writer import CyclePartWriter
 from baton.api.server.request_parser import RequestParser
 from baton.api.sse import PARTS
@@ -97,7 +104,7 @@ class GuardedHttp(BufferedHttp):
         self._place.served_by = self
         self._place.drop = self.give_way
         if self._place.shed is not None:
-            self.app = _Shedding(self.app, self._place.shed, self._calls)
+            self.app = _Shedding(self.app, self._place.shed, self._calls, admit=self._admit)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self._place)
@@ -239,6 +246,16 @@ class GuardedHttp(BufferedHttp):
 
     # Refusals
 
+    async def _admit(self) -> bool:
+        """Wait for a place while connections without a request may give way. In a burst, those that
+        will never ask anything have all places until they had their time to."""
+        until = time.monotonic() + GRACE_S
+        while not (admitted := self._table.admit(self._place)):
+            if time.monotonic() >= until or not self._table.may_admit(self._place):
+                break
+            await asyncio.sleep(PLACE_S)
+        return admitted
+
     def _count_header(self, count: int) -> None:
         self._header_bytes += count
         if self._header_bytes > self._limits.header_bytes or self._headers > MAX_HEADERS:
@@ -298,20 +315,28 @@ class GuardedHttp(BufferedHttp):
 
 
 class _Shedding:
-    """An ASGI application that answers health alone, and `error` to everything else."""
+    """An ASGI application that answers health alone, and `error` to everything else, unless there
+    is a place for it after all."""
 
     def __init__(
-        self, app: ASGIApp, error: ApiError, calls: CallLog | None, but: str = HEALTH
+        self,
+        app: ASGIApp,
+        error: ApiError,
+        calls: CallLog | None,
+        but: str = HEALTH,
+        admit: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """but: the path that is answered."""
+        """but: the path that is answered. admit: waits for a place, and returns False where there
+        is none; None: there is none."""
         self._but = but
         self._app = app
         self._error = error
         self._calls = calls
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: ASGIApp = self._app
-        if scope["path"] != self._but:
+        if scope["path"] != self._but and not (self._admit and await self._admit()):
             reply = RequestIds(error_response(self._error, scope["path"]), self._calls)
         await reply(scope, receive, send)
 

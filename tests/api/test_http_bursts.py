@@ -111,6 +111,15 @@ async def test_silent_connections_beyond_the_limit_do_not_keep_others_out() -> N
         await until(lambda: (server.connections or 0) <= 2)
 
 
+async def test_a_request_waits_for_silent_connections_that_had_no_time() -> None:
+    async with serving(client_connections=4) as server, AsyncExitStack() as open_:
+        for _ in range(5):
+            for _ in range(4):
+                _, writer = await server.connect()
+                open_.callback(hang_up, writer)
+            assert await ask(server, None) == b"200"
+
+
 async def test_a_task_that_is_cancelled_before_its_first_step_closes_its_socket() -> None:
     limits = ClientLimits(client_connections=4)
     table = ConnectionTable(limits, 64, ClientMetrics("router", CollectorRegistry()))
