@@ -1,7 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from baton.engine.loading.weights import (
     DummyWeights,
     Progress,
     WeightSource,
-    held_names,
+    checkpoint_in,
 )
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, configured_model
@@ -106,8 +106,13 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     """
     device = device_of(config.device)
     model = configured_model(config)
-    held = () if config.load_format is LoadFormat.DUMMY else held_names(model.folder)
-    part = divided_model(model, config.tp, weight_format=config.weight_format, held=held)
+    dummy = config.load_format is LoadFormat.DUMMY
+    part = divided_model(
+        model,
+        config.tp,
+        weight_format=config.weight_format,
+        checkpoint=None if dummy else checkpoint_in(model.folder),
+    )
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
@@ -186,18 +191,17 @@ def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
     """Check that the checkpoint holds what the model needs, and nothing else. Raises
     WeightsError.
     """
-    needs = declared_weights(model, checkpoint.names)
+    needs = declared_weights(model, checkpoint)
     patterns = FAMILIES[model.family].ignored
     checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
 
 
-def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
-    """Return the tensors that a model of this configuration needs, without reading or allocating
-    any.
+def declared_weights(config: ModelConfig, checkpoint: Checkpoint | None = None) -> DeclaredWeights:
+    """Return the tensors that a model of this configuration needs, without allocating any.
 
-    held: names of the checkpoint that it is to be built from, which may have several spellings.
+    checkpoint: as of DeclaredWeights.
     """
-    declared = DeclaredWeights(held)
+    declared = DeclaredWeights(checkpoint)
     build_model(config, declared, torch.device("meta"))
     return declared
 
@@ -233,18 +237,19 @@ def divided_model(
     size: int,
     rank: int = 0,
     weight_format: WeightFormat = WeightFormat.MODEL,
-    held: Container[str] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> Decoder:
     """Compose the part of the model that rank `rank` of `size` runs, of tensors without data.
 
-    held: as of declared_weights. A head that is held beside a tied embedding is counted.
+    checkpoint: as of DeclaredWeights. What it holds of other values than what config.json ties it
+    to is counted.
 
     Raises ConfigError for a model that so many ranks cannot divide, with the numbers that can.
     """
     meta = torch.device("meta")
 
     def build(ranks: int) -> Decoder:
-        source, shard = DeclaredWeights(held), Shard(min(rank, ranks - 1), ranks)
+        source, shard = DeclaredWeights(checkpoint), Shard(min(rank, ranks - 1), ranks)
         return build_model(config, source, meta, shard, weight_format=weight_format)
 
     try:

@@ -6,9 +6,8 @@ the whole model before any of it is read, and every fault is named at once.
 """
 
 import json
-import logging
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
@@ -25,7 +24,6 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _NAMED_AT_MOST = 20
 _COMPARED_ROWS = 1024  # of two tensors at once
-_log = logging.getLogger(__name__)
 
 # Called with (bytes loaded, bytes in all) as tensors are loaded.
 Progress = Callable[[int, int], None]
@@ -41,7 +39,7 @@ class WeightSource(Protocol):
 
     def differs(self, name: str, other: str) -> bool:
         """Return true if there is a tensor of that name whose values are not those of `other`,
-        both as the source has them.
+        both as the source has them. Plans ask too, so that they count what is loaded.
         """
         ...
 
@@ -61,17 +59,17 @@ class WeightSource(Protocol):
 class DeclaredWeights:
     """Tensors without data, and a record of those that were asked for."""
 
-    def __init__(self, held: Container[str] = ()) -> None:
-        """held: names of the checkpoint that the model will be built from."""
+    def __init__(self, checkpoint: "Checkpoint | None" = None) -> None:
+        """checkpoint: the one that the model will be built from, which may spell tensors in several
+        ways, and hold some that others stand for."""
         self.shapes: dict[str, Shape] = {}
-        self._held = held
+        self._checkpoint = checkpoint
 
     def holds(self, name: str) -> bool:
-        return name in self._held
+        return self._checkpoint is not None and self._checkpoint.holds(name)
 
     def differs(self, name: str, other: str) -> bool:
-        """Return true if the checkpoint has the tensor: names alone do not tell its values."""
-        return name in self._held
+        return self._checkpoint is not None and self._checkpoint.differs(name, other)
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         self.shapes[name] = shape
@@ -125,8 +123,10 @@ class Checkpoint:
     def __init__(self, folder: Path, progress: Progress | None = None) -> None:
         self.folder = folder
         self._progress = progress
+        self._begun: set[str] = set()  # tensors
         self._loaded = 0
         self._total = 0
+        self._differing: dict[tuple[str, str], bool] = {}  # pairs that were compared
         index = folder / INDEX_FILE
         if index.is_file():
             self._files = _indexed_files(folder, index)
@@ -139,17 +139,20 @@ class Checkpoint:
                 "files that it names (other formats are not read)"
             )
 
-    @property
-    def names(self) -> Container[str]:
-        return self._files.keys()
-
     def holds(self, name: str) -> bool:
         return name in self._files
 
     def differs(self, name: str, other: str) -> bool:
-        """Compare two tensors, whatever their dtypes; log that they differ."""
-        if name not in self._files:
+        """Compare two tensors, whatever their dtypes. A pair is read once. A tensor that is equal
+        to another is no part of the model, and `check` lets it be.
+        """
+        if name not in self._files or other not in self._files:
             return False
+        if (name, other) not in self._differing:
+            self._differing[name, other] = not self._same(name, other)
+        return self._differing[name, other]
+
+    def _same(self, name: str, other: str) -> bool:
         first, second = (self._files[n].tensor(n) for n in (name, other))
         wide = torch.promote_types(first.dtype, second.dtype)
         same = first.shape == second.shape and all(
@@ -158,18 +161,8 @@ class Checkpoint:
                 torch.split(first, _COMPARED_ROWS), torch.split(second, _COMPARED_ROWS), strict=True
             )
         )
-        if same:
-            self._count(name)
-        else:
-            _log.warning(
-                "%s holds a %s that differs from %s, to which its config.json ties it; both are "
-                "used as they are",
-                self.folder,
-                name,
-                other,
-            )
         self.release(name)
-        return not same
+        return same
 
     def check(self, required: Mapping[str, Shape], ignored: Iterable[str] = ()) -> None:
         """Compare with what the model needs; raises one WeightsError that names every fault.
@@ -177,11 +170,14 @@ class Checkpoint:
         ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use.
         """
         patterns = tuple(ignored)
+        equal = {name for (name, _), differs in self._differing.items() if not differs}
         missing = [name for name in required if name not in self._files]
         extra = [
             name
             for name in self._files
-            if name not in required and not any(fnmatchcase(name, p) for p in patterns)
+            if name not in required
+            and name not in equal
+            and not any(fnmatchcase(name, p) for p in patterns)
         ]
         misshapen = [
             f"{name} is {list(self._files[name].entries[name].shape)}, expected {list(shape)}"
@@ -205,27 +201,24 @@ class Checkpoint:
         self._total = sum(self._files[name].entries[name].nbytes for name in required)
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
-        self._count(name)
+        """Read `part`; the progress counts each tensor once, whole."""
+        if name not in self._begun:
+            self._begun.add(name)
+            self._loaded += self._files[name].entries[name].nbytes
+        if self._progress is not None:
+            self._progress(self._loaded, self._total)
         found = self._files[name].tensor(name, part)
         return found if part.spans else found.view(shape)
 
     def release(self, name: str) -> None:
         self._files[name].release(name)
 
-    def _count(self, name: str) -> None:
-        """Note that `name` is read to its end."""
-        self._loaded += self._files[name].entries[name].nbytes
-        if self._progress is not None:
-            self._progress(self._loaded, self._total)
 
-
-def held_names(folder: Path) -> Container[str]:
-    """Return the names of the tensors in `folder`, by the headers of its files; none where it has
-    no weights. Raises WeightsError.
-    """
+def checkpoint_in(folder: Path) -> Checkpoint | None:
+    """Open the weights in `folder`; None where there are none. Raises WeightsError."""
     if not any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
-        return ()
-    return Checkpoint(folder).names
+        return None
+    return Checkpoint(folder)
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -1,5 +1,6 @@
 """The description of a model family, and the parts that families share."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from baton.engine.models.layers.vocabulary import HEAD, Embedding, Head
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
 
+_log = logging.getLogger(__name__)
 # Fields that config.json must have for any decoder, and for one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 REQUIRED = (*SIZES, "num_attention_heads", "max_position_embeddings")
@@ -139,6 +141,18 @@ def model_config(
     )
 
 
+def log_difference(config: ModelConfig, scope: Scope, name: str, other: str) -> None:
+    """Log that a checkpoint's tensors are used though config.json ties them to others."""
+    if scope.device.type != "meta":
+        _log.warning(
+            "%s holds a %s that differs from %s, to which its config.json ties it; both are used "
+            "as they are",
+            config.folder,
+            name,
+            other,
+        )
+
+
 def _expanded_latent(fields: Fields) -> int:
     """Return the values of all heads' keys and values that one latent holds."""
     each = fields.integer("qk_nope_head_dim") + fields.integer("v_head_dim")
@@ -190,7 +204,9 @@ def decoder(
     """
     hidden = config.hidden_size
     tied = Fields(config.raw, "config.json").flag("tie_word_embeddings", tied)
-    tied = tied and not scope.differs(HEAD, f"{embedding}.weight")
+    if tied and scope.differs(HEAD, f"{embedding}.weight"):
+        tied = False
+        log_difference(config, scope, HEAD, f"{embedding}.weight")
     table = Embedding(scope, embedding, config.vocab_size, hidden, multiplied=tied)
     return Decoder(
         config,

@@ -3,20 +3,26 @@
 A shared block reads the residual stream beside the embedding, twice the channels, and each use of
 it has low-rank adapters of its own. What it makes is added to what that layer's mixer reads, not to
 the residual stream. As in Nemotron-H, dt is clamped by `time_step_limit` alone.
+
+A checkpoint may hold a shared block once more for each layer that uses it. As in transformers, each
+tensor of other values than the block's is used where it is held.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from baton.core.errors import ConfigError
+from baton.engine.loading.copied import CopiedWeights
 from baton.engine.models.decoder import Block, Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
     Family,
     decoder,
+    log_difference,
     model_config,
     residual,
 )
@@ -128,11 +134,38 @@ def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
     )
 
 
+# The tensors of each part of a block, but for adapters; some models have no biases.
+_NORM = ("input_layernorm.weight",)
+_ATTENTION = tuple(f"self_attn.{name}_proj.weight" for name in "qkvo")
+_MLP_NORM = ("pre_ff_layernorm.weight",)
+_MLP = tuple(
+    f"feed_forward.{name}.{kind}"
+    for name in ("gate_up_proj", "down_proj")
+    for kind in ("weight", "bias")
+)
+
+
+def _adapters(number: int) -> Iterator[str]:
+    """Return the names of the adapters of one use of a block; some models lack those of q, k and
+    v.
+    """
+    for name in (*(f"self_attn.linear_{n}" for n in "qkv"), "feed_forward.gate_up_proj"):
+        yield from (f"{name}_adapter_list.{number}.{half}.weight" for half in (0, 1))
+
+
 class _SharedBlocks:
     """The blocks' weights, each loaded once; `use` makes what one layer runs."""
 
-    def __init__(self, fields: Fields, scope: Scope, places: list[int], rope: Tensor | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        fields: Fields,
+        scope: Scope,
+        places: list[int],
+        rope: Tensor | None,
+    ):
         """places: layers that have a shared block; the first of each block hold its weights."""
+        self._config = config
         self._sizes, self._rope = _attention(fields), rope
         self._rank = fields.integer("adapter_rank", 128)
         self._adapted_attention = fields.flag("use_shared_attention_adapter", False)
@@ -142,32 +175,65 @@ class _SharedBlocks:
         # transformers shares them only where it shares the embedding too, as all published ones do.
         shared = fields.flag("tie_word_embeddings", True)
         count = min(fields.integer("num_mem_blocks", 1), len(places)) if shared else len(places)
-        scopes = [scope.at(f"model.layers.{layer}.shared_transformer") for layer in places[:count]]
-        self._blocks = [(each, self._load(each)) for each in scopes]
+        self._scopes = [scope.at(f"model.layers.{layer}.shared_transformer") for layer in places]
+        self._blocks = [
+            (self._norm(each), self._attention(each), self._mlp_norm(each), self._mlp(each))
+            for each in self._scopes[:count]
+        ]
 
-    def _load(self, scope: Scope) -> tuple[Norm, Attention, Norm, GatedMlp]:
-        hidden, width = self._sizes.hidden, self._width
-        return (
-            Norm(scope, "input_layernorm", 2 * hidden, self._eps),
-            Attention(scope.at("self_attn"), self._sizes, 0, self._rope),
-            Norm(scope, "pre_ff_layernorm", hidden, self._eps),
-            GatedMlp(
-                scope.at("feed_forward"),
-                hidden,
-                width,
-                {"gate_up_proj": (width, width)},
-                "down_proj",
-                self._bias,
-                gelu=True,
-            ),
+    def _norm(self, scope: Scope) -> Norm:
+        return Norm(scope, "input_layernorm", 2 * self._sizes.hidden, self._eps)
+
+    def _attention(self, scope: Scope) -> Attention:
+        return Attention(scope.at("self_attn"), self._sizes, 0, self._rope)
+
+    def _mlp_norm(self, scope: Scope) -> Norm:
+        return Norm(scope, "pre_ff_layernorm", self._sizes.hidden, self._eps)
+
+    def _mlp(self, scope: Scope) -> GatedMlp:
+        return GatedMlp(
+            scope.at("feed_forward"),
+            self._sizes.hidden,
+            self._width,
+            {"gate_up_proj": (self._width, self._width)},
+            "down_proj",
+            self._bias,
+            gelu=True,
         )
+
+    def _parts(self, number: int) -> tuple[Scope, tuple[Norm, Attention, Norm, GatedMlp]]:
+        """Return where the tensors of one use are, and the parts of its block: those that it
+        shares, and its own where a tensor that it holds has other values.
+        """
+        place = number % len(self._blocks)
+        scope, original, parts = self._scopes[number], self._scopes[place], self._blocks[place]
+        if number == place:
+            return scope, parts
+        copied = CopiedWeights(scope.source, copy=scope.prefix, original=original.prefix)
+        scope = replace(scope, source=copied)
+
+        def own(names: Iterable[str]) -> bool:
+            return any(copied.of(scope.prefix + name) == scope.prefix + name for name in names)
+
+        norm, attention, mlp_norm, mlp = parts
+        if own(_NORM):
+            norm = self._norm(scope)
+        if own(_ATTENTION):
+            attention = self._attention(scope)
+        if own(_MLP_NORM):
+            mlp_norm = self._mlp_norm(scope)
+        if own(_MLP):
+            mlp = self._mlp(scope)
+        if own((*_NORM, *_ATTENTION, *_MLP_NORM, *_MLP, *_adapters(number))):
+            log_difference(self._config, scope, f"{scope.prefix}*", f"{original.prefix}*")
+        return scope, (norm, attention, mlp_norm, mlp)
 
     def use(self, layer: Scope, number: int) -> SharedBlock:
         """Build what one layer runs.
 
         number: which use of a shared block this is; uses take the blocks in turn.
         """
-        scope, (norm, attention, mlp_norm, mlp) = self._blocks[number % len(self._blocks)]
+        scope, (norm, attention, mlp_norm, mlp) = self._parts(number)
         sizes, width = self._sizes, self._width
         qkv = attention.qkv
         if self._adapted_attention:
@@ -201,7 +267,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
         head_dim = _attention(fields).head_dim
         rope = scope.own(read_rope(fields, head_dim, config.max_model_len))
     places = [index for index, kind in enumerate(kinds) if kind == "hybrid"]
-    shared = _SharedBlocks(fields, scope, places, rope)
+    shared = _SharedBlocks(config, fields, scope, places, rope)
     blocks: list[Block] = []
     for index, kind in enumerate(kinds):
         layer = scope.at(f"model.layers.{index}")
@@ -217,7 +283,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return decoder(config, scope, blocks, eps, norm="model.final_layernorm", tied=True)
 
 
-# Checkpoints may hold a shared block once for each layer that uses it.
+# Copies of a shared block that are equal to it are not used.
 FAMILY = Family(
     "zamba2",
     "Zamba2ForCausalLM",
