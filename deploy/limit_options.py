@@ -25,7 +25,8 @@ _LIMITS = (
                  "clients and proxies keep it, else requests meet its end."),
     click.option("--grpc-idle-timeout", type=Seconds(0, min_open=True),
                  default=_DEFAULTS.grpc_idle_s, show_default=True,
-                 help="Seconds that a gRPC connection without a call is kept open."),
+                 help="Seconds that a gRPC connection without a call is kept open, and a health "
+                 "watch or a reflection stream on which nothing is said."),
     click.option("--write-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.write_s,
                  show_default=True,
                  help="Most seconds that a client may leave an answer unread; then its connection "
@@ -46,7 +47,13 @@ _LIMITS = (
                  "left out. Then 429."),
     click.option("--max-grpc-streams", type=click.IntRange(1), default=_DEFAULTS.grpc_streams,
                  show_default=True,
-                 help="Most gRPC calls that are open at once; then RESOURCE_EXHAUSTED."),
+                 help="Most gRPC calls that are answered at once; then RESOURCE_EXHAUSTED. Half as "
+                 "many health watches and reflection streams, and half as many calls whose message "
+                 "has not come, are open besides; beyond, the longest idle one ends."),
+    click.option("--max-grpc-streams-per-client", type=click.IntRange(1), default=None,
+                 help="Most gRPC calls of one address, and of one API key, that are answered at "
+                 "once; half of all when left out. Half as many, at least 64, may be idle "
+                 "besides."),
     click.option("--max-key-guesses", type=click.IntRange(1),
                  default=_DEFAULTS.key_guesses_per_minute, show_default=True,
                  help="Most requests a minute with an unknown API key, or none, that one address "
@@ -85,6 +92,7 @@ def _limits(options: dict[str, Any]) -> ClientLimits:
         client_connections=options["max_connections_per_client"],
         http_streams=options["max_http_streams"],
         grpc_streams=options["max_grpc_streams"],
+        client_grpc_streams=options["max_grpc_streams_per_client"],
         key_guesses_per_minute=options["max_key_guesses"],
         forwarded_allow_ips=options["forwarded_allow_ips"],
     )

@@ -2,8 +2,8 @@
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
+from baton.api.grpc.health import HealthServicer
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
@@ -32,7 +32,7 @@ class InternalServer:
         options = (*OPTIONS, ("grpc.so_reuseport", 0))
         self._server = grpc.aio.server(interceptors=[access], options=options)
 
-    async def start(self, registry: RegistryServicer, health: health_aio.HealthServicer) -> str:
+    async def start(self, registry: RegistryServicer, health: HealthServicer) -> str:
         """Serve, and return `host:port`. Raises ConfigError if the port is taken."""
         host, wanted = self._config.internal_host, self._config.internal_port
         worker_pb2_grpc.add_RegistryServicer_to_server(registry, self._server)

@@ -199,4 +199,4 @@ class StandaloneWorker:
 
 async def _show_health(server: GrpcServer, status: HealthCheckResponse.ServingStatus) -> None:
     for name in ("", INFERENCE):
-        await server.health.set(name, status)
+        server.health.set(name, status)

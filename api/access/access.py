@@ -249,6 +249,13 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
         return grpc.stream_stream_rpc_method_handler(end)
 
 
+def key_of_call(method: str, metadata: _Metadata, keys: KeyGate | None) -> str | None:
+    """Return the name of the key that opened a gRPC method; None where it needs no key."""
+    if keys is None or RPCS[method] is None:
+        return None
+    return keys.keyring.authenticate(_key_of_call(metadata)).name
+
+
 def _key_of_call(metadata: _Metadata) -> str | None:
     given = {name: value for name, value in metadata or ()}
     return _key_text(given.get("authorization"), given.get("x-api-key"))

@@ -8,6 +8,9 @@ from baton.core.errors import ConfigError
 
 MAX_BODY_BYTES = 32 << 20
 """The largest body of a request. A million tokens as text or as ids is under 8 MB."""
+LEAST_IDLE = 64
+"""The gRPC calls that one address may have open and idle at least. Each call is idle until its
+message has come, so with few places calls that begin together would end each other."""
 HEALTH = "/health"
 """The one path that is answered while a server sheds load."""
 
@@ -39,13 +42,16 @@ class ClientLimits:
     # An HTTP connection without a request is kept open so long: longer than by clients (httpx: 5 s)
     # and proxies (usually 60 s), whose next request would meet its end.
     idle_s: float = 75.0
-    grpc_idle_s: float = 300.0  # a gRPC connection without a call is kept open so long
+    # A gRPC connection without a call, and a call of health or reflection on which nothing is said,
+    # is kept open so long.
+    grpc_idle_s: float = 300.0
     write_s: float = 30.0  # a client may leave what was sent to it unread so long
     header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata
     connections: int = 4096  # fewer where the process may not open so many files
     client_connections: int | None = None  # of one address to a port; None: half of the port's
     http_streams: int | None = None  # requests answered at once; None: one each connection
-    grpc_streams: int = 1024  # calls that are open at once
+    grpc_streams: int = 1024  # gRPC calls that are answered at once
+    client_grpc_streams: int | None = None  # of one address, and of one key; None: half of all
     key_guesses_per_minute: int = 60  # refused keys of one address; then 429 instead of 401
     # Proxies, addresses and networks with commas between, whose X-Forwarded-For is believed: it
     # then is the address that key_guesses_per_minute counts. Empty: nobody's.
@@ -63,6 +69,21 @@ class ClientLimits:
     def of_client(self, most: int) -> int:
         """Return the most connections of one address to a port. most: of all addresses to it."""
         return min(self.client_connections or max(most // 2, 1), most)
+
+    @property
+    def grpc_streams_of_client(self) -> int:
+        """The most gRPC calls of one address, and of one key, that are answered at once."""
+        return min(self.client_grpc_streams or max(self.grpc_streams // 2, 1), self.grpc_streams)
+
+    @property
+    def idle_grpc_streams(self) -> int:
+        """The most gRPC calls whose message has not come, and the most of health and reflection."""
+        return max(self.grpc_streams // 2, 2 * LEAST_IDLE)
+
+    @property
+    def idle_grpc_streams_of_client(self) -> int:
+        """The most of `idle_grpc_streams` of one address, and of one key."""
+        return max(self.grpc_streams_of_client // 2, LEAST_IDLE)
 
 
 def _check_proxy(text: str) -> None:

@@ -1,6 +1,8 @@
-"""The gRPC connections on which clients have calls."""
+"""The gRPC connections on which calls of clients are answered."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from baton.api.access.client_limits import client_of
 from baton.api.access.key_guesses import address_of_peer
@@ -10,7 +12,9 @@ from baton.core.errors import ApiError
 
 
 class BusyConnections:
-    """The connections with open calls, by client. A connection is a peer as gRPC spells it."""
+    """The connections with such calls, by client. A connection is a peer as gRPC spells it. Those
+    with idle calls alone (`IdleCalls`) are not among them: they are closed where there are too
+    many."""
 
     def __init__(self, most_of_client: int) -> None:
         self.most_of_client = most_of_client
@@ -35,21 +39,22 @@ class BusyConnections:
             f"{self.most_of_client} connections",
         )
 
-    def begin(self, peer: str) -> None:
-        """Record that a call has begun."""
+    @contextmanager
+    def counted(self, peer: str) -> Iterator[None]:
+        """Count a call on this connection while it is open."""
+        client = _client(peer)
         if peer not in self._calls:
-            self._connections[_client(peer)] += 1
+            self._connections[client] += 1
         self._calls[peer] += 1
-
-    def end(self, peer: str) -> None:
-        """Record that a call has ended."""
-        self._calls[peer] -= 1
-        if not self._calls[peer]:
-            del self._calls[peer]
-            client = _client(peer)
-            self._connections[client] -= 1
-            if not self._connections[client]:
-                del self._connections[client]
+        try:
+            yield
+        finally:
+            self._calls[peer] -= 1
+            if not self._calls[peer]:
+                del self._calls[peer]
+                self._connections[client] -= 1
+                if not self._connections[client]:
+                    del self._connections[client]
 
 
 def _client(peer: str) -> str:

@@ -1,19 +1,24 @@
-"""Deadlines and a bound for gRPC calls of clients, which gRPC itself does not have."""
+"""Deadlines and bounds for gRPC calls of clients, which gRPC itself does not have."""
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from baton.api.access.client_limits import ClientLimits, Refusal
+from baton.api.access.access import key_of_call
+from baton.api.access.client_limits import ClientLimits, Refusal, client_of
 from baton.api.access.client_metrics import ClientMetrics
-from baton.api.call_log import CallLog, Metadata
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.key_guesses import address_of_peer
+from baton.api.call_log import CallLog
 from baton.api.errors import too_many
 from baton.api.server.busy_connections import BusyConnections
+from baton.api.server.idle_calls import IdleCall, IdleCalls
+from baton.api.server.open_calls import OpenCalls
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.rpc.errors import refuse
@@ -25,8 +30,11 @@ _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
-    """An interceptor that bounds the open calls, one client's connections with calls, and the time
-    of `Inference`."""
+    """An interceptor that bounds the calls, one client's connections with calls, and their times.
+
+    A call whose message has not come is one of `_silent`. Then one of `Inference` is answered as
+    one of `_open`, any other (health, reflection) as one of `_watching`.
+    """
 
     def __init__(
         self,
@@ -34,92 +42,151 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         metrics: ClientMetrics,
         busy: BusyConnections,
         calls: CallLog | None = None,
+        keys: KeyGate | None = None,
     ) -> None:
-        """calls: where calls that are refused here are logged; None: nowhere."""
+        """calls: where calls that are refused here are logged; None: nowhere. keys: those that
+        `KeyInterceptor` asks for; None serves everybody."""
         self._limits = limits
         self._metrics = metrics
         self._busy = busy
         self._calls = calls
-        self._open = 0
+        self._keys = keys
+        self._open = OpenCalls(limits)
+        self._silent = IdleCalls(limits.idle_grpc_streams, limits.idle_grpc_streams_of_client)
+        self._watching = IdleCalls(limits.idle_grpc_streams, limits.idle_grpc_streams_of_client)
+        metrics.grpc_streams.set_function(
+            lambda: len(self._open) + len(self._silent) + len(self._watching)
+        )
 
     async def intercept_service(
         self, continuation: _Continue, handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        method = handler_call_details.method
-        if self._open >= self._limits.grpc_streams and method != HEALTH_CHECK:
-            self._metrics.refused(Refusal.STREAMS)
-            found, most = f"{self._open} calls are open", f"{self._limits.grpc_streams} calls"
-            error = too_many(ErrorCode.OVERLOADED, found, most)
-            self._log(handler_call_details.invocation_metadata, method, error)
-            return refusing(error)
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        answer = handler.unary_stream
-        if handler.unary_unary is not None:
-            answer = _one_reply(handler.unary_unary)
-        if method.startswith(_INFERENCE) and answer is not None:  # None: it refuses the call
-            return grpc.stream_stream_rpc_method_handler(
-                self._timed(method, answer, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        return handler if method == HEALTH_CHECK else self._bounded(handler)
+        # One that reads no message refuses the call.
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        serve = self._answer if handler_call_details.method.startswith(_INFERENCE) else self._watch
+        return grpc.stream_stream_rpc_method_handler(
+            self._guarded(handler_call_details.method, partial(serve, handler)),
+            response_serializer=handler.response_serializer,
+        )
 
-    def _timed(
-        self, method: str, answer: Callable[..., Any], parse: Callable[[bytes], object]
-    ) -> Callable[..., Any]:
-        """Return `answer`, a handler of one message and many replies, with deadlines.
+    def _guarded(
+        self,
+        method: str,
+        serve: Callable[[str, grpc.aio.ServicerContext], Awaitable[ApiError | None]],
+    ) -> Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]:
+        """Return a handler that ends the call with the error that `serve` returns, if any.
 
-        gRPC waits for ever for a call's message, and for a client that does not read. It also
-        answers bytes that are no message with INTERNAL, so `parse` is called here.
+        Each handler reads the call's messages itself: gRPC waits for ever for a message that a
+        method needs, and answers bytes that are no message with INTERNAL.
         """
 
-        async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
-            begun = False
-            refused = self._of_client(context)
-            if refused is None:
-                with self._counted(context):
-                    try:
-                        request = await self._message(parse, context)
-                    except ApiError as error:
-                        refused = error
-                    else:
-                        begun = True  # from here on the method logs the call
-                        refused = await self._reply(answer(request, context), context)
-            if refused is not None and not begun:
-                self._log(context.invocation_metadata(), method, refused)
-            if refused is not None:  # it may wait for ever for room, so it is counted no more
+        async def handle(_: object, context: grpc.aio.ServicerContext) -> None:
+            try:
+                error = await serve(method, context)
+            except ApiError as gone:  # the key was removed a moment ago
+                error = gone
+            if error is not None:  # it may wait for ever for room, so it is counted no more
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._limits.write_s):
-                        await refuse(context, refused)
+                        await refuse(context, error)
 
-        return serve
+        return handle
 
-    async def _message(
-        self, parse: Callable[[bytes], object], context: grpc.aio.ServicerContext
-    ) -> object:
-        """Return the call's message. Raises `ApiError`."""
-        limits = self._limits
+    async def _answer(
+        self, handler: Any, method: str, context: grpc.aio.ServicerContext
+    ) -> ApiError | None:
+        """Serve a call of `Inference`. Return the error that ends it, if any."""
+        holders, peer = self._holders(method, context), context.peer()
+        error = self._refusal(holders, peer)
+        if error is None:
+            found = await self._first_message(handler, context, holders, self._limits.body_s)
+            # Other calls may have begun while its message came.
+            error = found if isinstance(found, ApiError) else self._refusal(holders, peer)
+        if error is not None:
+            if self._calls is not None:
+                self._calls.refused_rpc(context.invocation_metadata(), method, error)
+            return error
+        answer = handler.unary_stream or _one_reply(handler.unary_unary)
+        with self._open.counted(holders), self._busy.counted(peer):
+            return await self._reply(answer(found, context), context)  # it logs the call
+
+    async def _watch(
+        self, handler: Any, method: str, context: grpc.aio.ServicerContext
+    ) -> ApiError | None:
+        """Serve a call of health or reflection. Return the error that ends it, if any."""
+        holders = self._holders(method, context)
+        error = None if method == HEALTH_CHECK else self._of_connection(context.peer())
+        if error is not None:
+            return error
+        first = await self._first_message(handler, context, holders, self._limits.header_s)
+        if isinstance(first, ApiError):
+            return first
+        idle_s, call = self._limits.grpc_idle_s, None
         try:
-            async with asyncio.timeout(limits.body_s):
-                raw = await context.read()
+            async with asyncio.timeout(idle_s) as deadline:
+                with self._watching.place(holders, deadline) as call:
+                    replies = self._replies(handler, first, context, call)
+                    return await self._reply(replies, context, call)
         except TimeoutError:
-            raise self._late(
-                Refusal.BODY_TIME, f"no message came within {limits.body_s:g} s"
-            ) from None
-        if raw is grpc.aio.EOF:
-            raise ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
+            if call is not None and call.gave_way:
+                return self._gave_way()
+            return ApiError(
+                ErrorCode.DEADLINE_EXCEEDED, f"the call was idle for {idle_s:g} s; call again"
+            )
+
+    def _replies(
+        self, handler: Any, first: object, context: grpc.aio.ServicerContext, call: IdleCall
+    ) -> AsyncIterator[object]:
+        """Return what the method of a call of health or reflection answers."""
+        if handler.stream_stream is None:
+            answer = handler.unary_stream or _one_reply(handler.unary_unary)
+            found: AsyncIterator[object] = answer(first, context)
+            return found
+
+        async def messages() -> AsyncIterator[object]:
+            yield first
+            while (raw := await context.read()) is not grpc.aio.EOF:
+                self._touch(call)
+                yield handler.request_deserializer(raw)
+
+        asked: AsyncIterator[object] = handler.stream_stream(messages(), context)
+        return asked
+
+    async def _first_message(
+        self,
+        handler: Any,
+        context: grpc.aio.ServicerContext,
+        holders: Collection[str],
+        limit_s: float,
+    ) -> object | ApiError:
+        """Return the call's message, or the error that ends the call."""
+        call = None
         try:
-            return parse(raw)
+            async with asyncio.timeout(limit_s) as deadline:
+                with self._silent.place(holders, deadline) as call:
+                    raw = await context.read()
+        except TimeoutError:
+            if call is not None and call.gave_way:
+                return self._gave_way()
+            return self._late(Refusal.BODY_TIME, f"no message came within {limit_s:g} s")
+        if raw is grpc.aio.EOF:
+            return ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
+        try:
+            message: object = handler.request_deserializer(raw)
         except DecodeError as error:
-            raise ApiError(
+            return ApiError(
                 ErrorCode.INVALID_REQUEST,
                 f"the bytes are no message of this method: {error}; see proto/inference.proto",
-            ) from error
+            )
+        return message
 
-    async def _reply(self, answer: Any, context: grpc.aio.ServicerContext) -> ApiError | None:
+    async def _reply(
+        self, answer: Any, context: grpc.aio.ServicerContext, call: IdleCall | None = None
+    ) -> ApiError | None:
         """Send the replies that `answer` yields. Return the error of a client that does not read
-        them."""
+        them. call: the idle one that they are said on."""
         limits = self._limits
         async with aclosing(answer) as replies:
             async for reply in replies:
@@ -131,64 +198,45 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
                         Refusal.SLOW_READER,
                         f"the answer was not read for {limits.write_s:g} s; read it as it comes",
                     )
+                if call is not None:
+                    self._touch(call)
         return None
 
-    def _log(self, metadata: Metadata, method: str, error: ApiError) -> None:
-        if self._calls is not None:
-            self._calls.refused_rpc(metadata, method, error)
+    def _touch(self, call: IdleCall) -> None:
+        """Let a call be idle for the whole time again."""
+        self._watching.touch(call)
+        if not call.gave_way and not call.deadline.expired():
+            call.deadline.reschedule(asyncio.get_running_loop().time() + self._limits.grpc_idle_s)
+
+    def _gave_way(self) -> ApiError:
+        self._metrics.refused(Refusal.STREAMS)
+        most = f"{self._limits.idle_grpc_streams_of_client} calls of one client"
+        return too_many(ErrorCode.OVERLOADED, "too many calls ask for nothing", most)
 
     def _late(self, reason: Refusal, message: str) -> ApiError:
         self._metrics.refused(reason)
         return ApiError(ErrorCode.DEADLINE_EXCEEDED, message)
 
-    def _bounded(self, handler: Any) -> Any:
-        """Return a handler whose calls are counted while they are open."""
-        (kind,) = (
-            name
-            for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-            if getattr(handler, name) is not None
-        )
-        inner = getattr(handler, kind)
+    def _holders(self, method: str, context: grpc.aio.ServicerContext) -> list[str]:
+        """Return the names under which a call is counted."""
+        found = [f"address {client_of(address_of_peer(context.peer()))}"]
+        key = key_of_call(method, context.invocation_metadata(), self._keys)
+        return found if key is None else [*found, f"key {key}"]
 
-        async def stream(request: object, context: Any) -> AsyncIterator[object]:
-            await self._admit(context)
-            with self._counted(context):
-                async with aclosing(inner(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
+    def _refusal(self, holders: Collection[str], peer: str) -> ApiError | None:
+        """Return the error for one call more that is to be answered, or None if it may begin."""
+        refused = self._open.refusal(holders)
+        if refused is None:
+            return self._of_connection(peer)
+        self._metrics.refused(Refusal.STREAMS)
+        return refused
 
-        async def call(request: object, context: Any) -> object:
-            await self._admit(context)
-            with self._counted(context):
-                return await inner(request, context)
-
-        outer = stream if inspect.isasyncgenfunction(inner) else call
-        return handler._replace(**{kind: outer})
-
-    def _of_client(self, context: grpc.aio.ServicerContext) -> ApiError | None:
+    def _of_connection(self, peer: str) -> ApiError | None:
         """Return the error for a call on one connection too many of its client, or None."""
-        refused = self._busy.refusal(context.peer())
+        refused = self._busy.refusal(peer)
         if refused is not None:
             self._metrics.refused(Refusal.CONNECTIONS_OF_CLIENT)
         return refused
-
-    async def _admit(self, context: grpc.aio.ServicerContext) -> None:
-        refused = self._of_client(context)
-        if refused is not None:
-            await refuse(context, refused)
-
-    @contextmanager
-    def _counted(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
-        peer = context.peer()
-        self._busy.begin(peer)
-        self._open += 1
-        self._metrics.grpc_streams.set(self._open)
-        try:
-            yield
-        finally:
-            self._busy.end(peer)
-            self._open -= 1
-            self._metrics.grpc_streams.set(self._open)
 
 
 def _one_reply(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,12 +246,3 @@ def _one_reply(answer: Callable[..., Any]) -> Callable[..., Any]:
         yield await answer(request, context)
 
     return replies
-
-
-def refusing(error: ApiError) -> grpc.RpcMethodHandler:
-    """Return a handler that ends a call of any kind with `error`, before it reads a message."""
-
-    async def end(_: object, context: grpc.aio.ServicerContext) -> None:
-        await refuse(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(end)

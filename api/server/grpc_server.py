@@ -4,11 +4,11 @@ import asyncio
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from baton.api.access.access import KeyInterceptor
 from baton.api.access.key_gate import KeyGate
+from baton.api.grpc.health import HealthServicer
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.server.busy_connections import BusyConnections
 from baton.api.server.call_guard import CallGuard
@@ -23,6 +23,8 @@ from baton.rpc.client_tls import ClientTls
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+PENDING_CALLS = 4096
+"""Calls that may wait until the event loop takes them."""
 
 
 class GrpcServer:
@@ -48,11 +50,11 @@ class GrpcServer:
         guard = guard or ClientGuard.make()
         busy = BusyConnections(guard.limits.of_client(guard.grpc_connections))
         interceptors: list[grpc.aio.ServerInterceptor] = [
-            CallGuard(guard.limits, guard.metrics, busy, guard.calls)
+            CallGuard(guard.limits, guard.metrics, busy, guard.calls, keys)
         ]
         if keys is not None:
             interceptors.append(KeyInterceptor(keys, guard.calls))
-        self.health = health_aio.HealthServicer()
+        self.health = HealthServicer()
         self.server = grpc.aio.server(
             interceptors=interceptors,
             options=public_server_options(max_body_bytes, _bounds(guard)),
@@ -102,7 +104,13 @@ def _bounds(guard: ClientGuard) -> dict[str, int]:
         "grpc.max_allowed_incoming_connections": guard.grpc_connections,
         "grpc.server_handshake_timeout_ms": round(limits.header_s * 1000),
         "grpc.max_connection_idle_ms": round(limits.grpc_idle_s * 1000),
-        "grpc.max_concurrent_streams": limits.grpc_streams,
+        # Of one connection, all that one address may have.
+        "grpc.max_concurrent_streams": limits.grpc_streams_of_client
+        + 2 * limits.idle_grpc_streams_of_client,
+        # By itself gRPC refuses some of more than 1,000 calls that the event loop has not taken yet
+        # by chance, whoever sent them.
+        "grpc.server.max_pending_requests": PENDING_CALLS,
+        "grpc.server.max_pending_requests_hard_limit": 2 * PENDING_CALLS,
         # Beyond the first, gRPC refuses more and more calls by chance; from the second on, all.
         "grpc.max_metadata_size": limits.header_bytes // 2,
         "grpc.absolute_max_metadata_size": limits.header_bytes,

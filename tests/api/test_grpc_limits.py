@@ -2,123 +2,26 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client import CollectorRegistry
+from api.attacked_grpc import (
+    DEADLINE_S,
+    GENERATE,
+    PREFACE,
+    SHORT_S,
+    Server,
+    code_of,
+    generate,
+    serving,
+    until_read,
+    wait_of,
+)
 
-from baton.api.access.client_limits import ClientLimits, Refusal
-from baton.api.access.client_metrics import ClientMetrics
+from baton.api.access.client_limits import Refusal
 from baton.api.server import surplus_connections
-from baton.api.server.client_guard import ClientGuard
-from baton.api.server.grpc_server import INFERENCE, GrpcServer
-from baton.core.supervised import ProcessSupervisor
 from baton.proto import inference_pb2, inference_pb2_grpc
-
-DEADLINE_S = 60.0
-"""The deadline of every wait; only a broken server reaches it."""
-SHORT_S = 0.3
-GENERATE = f"/{INFERENCE}/Generate"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-OWN = ("grpc.use_local_subchannel_pool", 1)
-
-
-class Inference(inference_pb2_grpc.InferenceServicer):
-    """Answers without an end, until its caller leaves."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-        self.over = asyncio.Event()
-
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: object
-    ) -> AsyncIterator[inference_pb2.GenerateReply]:
-        self.begun += 1
-        try:
-            while True:
-                yield inference_pb2.GenerateReply(text="x" * 65536)
-                await asyncio.sleep(0)
-        finally:
-            self.over.set()
-
-
-@dataclass
-class Server:
-    """A server under attack."""
-
-    port: int
-    inference: Inference
-    registry: CollectorRegistry
-    open: AsyncExitStack
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
-
-    def refusals(self, reason: Refusal) -> float:
-        return self.value("refusals_total", reason=reason.value)
-
-    async def channel(self, *options: tuple[str, int]) -> grpc.aio.Channel:
-        made = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=[OWN, *options])
-        return await self.open.enter_async_context(made)
-
-    async def idle(self, address: str) -> "asyncio.Task[bytes]":
-        """Open a connection from an address of loopback and call nothing on it. The task ends when
-        the server closes it.
-        """
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.port, local_addr=(address, 0)
-        )
-        self.open.callback(lambda: writer.transport.abort())  # it closes itself when forgotten
-        writer.write(PREFACE)
-        return asyncio.create_task(reader.read())
-
-    async def is_healthy(self) -> bool:
-        stub = health_pb2_grpc.HealthStub(await self.channel())
-        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-@asynccontextmanager
-async def serving(connections: int = 100, **limits: Any) -> AsyncIterator[Server]:
-    registry = CollectorRegistry()
-    metrics = ClientMetrics("router", registry)
-    guard = ClientGuard(ClientLimits(**limits), metrics, connections, connections)
-    inference = Inference()
-    grpc_server = GrpcServer(
-        inference, "127.0.0.1", 0, ProcessSupervisor(), max_body_bytes=1 << 20, guard=guard
-    )
-    await grpc_server.health.set("", health_pb2.HealthCheckResponse.SERVING)
-    await grpc_server.start()
-    async with AsyncExitStack() as open_:
-        yield Server(grpc_server.port, inference, registry, open_)
-    await grpc_server.stop(0)
-
-
-def generate(channel: grpc.aio.Channel) -> Any:
-    return inference_pb2_grpc.InferenceStub(channel).Generate(
-        inference_pb2.GenerateRequest(text="hi"), timeout=DEADLINE_S
-    )
-
-
-async def code_of(call: Any) -> grpc.StatusCode:
-    code: grpc.StatusCode = await asyncio.wait_for(call.code(), DEADLINE_S)
-    return code
-
-
-async def wait_of(call: Any) -> tuple[str, str]:
-    """Return when a refusal says to try again: in seconds, and in milliseconds for gRPC."""
-    found = dict(await call.trailing_metadata())
-    return found["retry-after"], found["grpc-retry-pushback-ms"]
-
-
-async def until_read(calls: Iterable[Any]) -> None:
-    for call in calls:
-        assert await asyncio.wait_for(call.read(), DEADLINE_S) is not grpc.aio.EOF
 
 
 async def test_a_call_whose_message_does_not_come_ends_with_a_reason() -> None:
@@ -152,34 +55,22 @@ async def test_a_client_that_does_not_read_is_ended_and_others_are_served() -> N
 
 
 async def test_calls_beyond_the_limit_are_refused_but_for_health() -> None:
-    async with serving(grpc_streams=3) as server:
+    async with serving(grpc_streams=3, client_grpc_streams=3) as server:
         calls = [generate(await server.channel()) for _ in range(3)]
         await until_read(calls)
         assert server.value("grpc_streams") == 3
-        for method in (GENERATE, "/grpc.health.v1.Health/Watch"):
-            call = (await server.channel()).unary_stream(method)(b"", timeout=DEADLINE_S)
-            assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED, method
-            assert await wait_of(call) == ("1", "1000"), method
+        call = (await server.channel()).unary_stream(GENERATE)(b"", timeout=DEADLINE_S)
+        assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "3 calls are open" in await call.details()
+        assert await wait_of(call) == ("1", "1000")
         assert await server.is_healthy()
-        assert server.refusals(Refusal.STREAMS) == 2
+        assert server.refusals(Refusal.STREAMS) == 1
         for call in calls:
             call.cancel()
         await asyncio.wait_for(server.inference.over.wait(), DEADLINE_S)
         again = generate(await server.channel())
         await until_read([again])
         again.cancel()
-
-
-async def test_watches_of_health_count_as_calls() -> None:
-    async with serving(grpc_streams=3) as server:
-        stub = health_pb2_grpc.HealthStub(await server.channel())
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
-        await until_read(watches)
-        assert await code_of(generate(await server.channel())) is (
-            grpc.StatusCode.RESOURCE_EXHAUSTED
-        )
-        for watch in watches:
-            watch.cancel()
 
 
 async def test_a_connection_beyond_the_limit_is_refused_and_a_half_open_one_closed() -> None:

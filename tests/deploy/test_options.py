@@ -440,13 +440,14 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
         "--max-connections-per-client": 7,
         "--max-http-streams": 8,
         "--max-grpc-streams": 9,
+        "--max-grpc-streams-per-client": 6,
         "--max-key-guesses": 10,
         "--forwarded-allow-ips": "10.0.0.7,10.1.0.0/16",
     }
     words = [str(word) for pair in given.items() for word in pair]
     limits = wired(parse_cluster(*words)).router().limits
     proxies = "10.0.0.7,10.1.0.0/16"
-    assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9, 10, proxies)
+    assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9, 6, 10, proxies)
     default = ClientLimits()
     assert parse_cluster().router.limits == default
     assert all(getattr(limits, each.name) != getattr(default, each.name) for each in fields(limits))
