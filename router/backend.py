@@ -18,7 +18,7 @@ from baton.core.role import Role
 from baton.core.supervised import ProcessSupervisor
 from baton.router.binder import Binder
 from baton.router.cache_flush import flush_all
-from baton.router.cluster_info import engine_settings, worker_info
+from baton.router.cluster_info import engine_settings, notes_info, worker_info
 from baton.router.cluster_view.state_index import StateIndex
 from baton.router.cluster_view.worker_table import Change, Worker, WorkerTable
 from baton.router.config import RouterConfig
@@ -188,11 +188,8 @@ class RouterBackend:
         return len(found)
 
     async def models(self) -> Sequence[ModelInfo]:
-        """Return the model, with the smallest context of any worker, or its own before one is
-        there.
-        """
-        allowed = (w.status.max_model_len for w in self._table.workers())
-        shortest = min((n for n in allowed if n), default=self._model.max_model_len)
+        """Return the model, with the shortest context of any worker, if one is there."""
+        shortest = self._table.context() or self._model.max_model_len
         return [replace(self._model, max_model_len=shortest)]
 
     async def server_info(self) -> Mapping[str, object]:
@@ -219,6 +216,7 @@ class RouterBackend:
                 "drain_tokens_per_s": round(self._queue.tokens_per_s, 1),
                 "cached_prefixes": len(self.states),
             },
+            **notes_info(self._table),
             "workers": [self._worker_info(w, here.get(w.worker_id)) for w in self._table.workers()],
         }
 

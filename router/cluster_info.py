@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.role import Role
 from baton.proto.worker_pb2 import OwnerCount
-from baton.router.cluster_view.worker_table import Worker
+from baton.router.cluster_view.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.worker_warnings import worker_warnings
 
 
 def worker_info(
@@ -62,6 +63,11 @@ def worker_info(
         "settings": {name: json.loads(value) for name, value in sorted(details.settings.items())},
         "fingerprint": dict(worker.fingerprint),
     }
+
+
+def notes_info(table: WorkerTable) -> dict[str, object]:
+    """Return what `/server_info` says of workers that were refused, and of those that harm."""
+    return {"refused_workers": table.notes.reasons(), "worker_warnings": worker_warnings(table)}
 
 
 def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import grpc
 import httpx
@@ -97,11 +98,15 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
 
     async def workers(self) -> dict[str, dict[str, object]]:
         """Return the entry of each worker in `/server_info`, by id."""
+        return {w["worker_id"]: w for w in (await self.server_info())["workers"]}
+
+    async def server_info(self) -> dict[str, Any]:
         async with httpx.AsyncClient(
             base_url=self.http, timeout=DEADLINE_S, verify=self.verify
         ) as client:
-            info = (await client.get("/server_info", headers=self.headers)).json()
-        return {w["worker_id"]: w for w in info["workers"]}
+            reply = await client.get("/server_info", headers=self.headers)
+            info: dict[str, Any] = reply.raise_for_status().json()
+        return info
 
     async def until_active(self, count: int) -> None:
         """Ask until the router has as many requests that have not ended."""

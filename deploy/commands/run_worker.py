@@ -10,6 +10,7 @@ from rich.console import Console
 
 from baton.api.fields.request_fields import UnknownFields
 from baton.core import logs
+from baton.core.address import is_loopback
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError, RankError, StoppedError
 from baton.core.role import Role
@@ -56,6 +57,8 @@ def run_worker(
     check_model(engine_config)
     try:
         config = _worker_config(role, host, engine_config, options)
+        if warning := address_warning(config):
+            console.print(warning, style="yellow", soft_wrap=True)
         local = StandaloneWorker(config, Engine.load(engine_config), clients)
         asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
     except StoppedError as err:
@@ -92,6 +95,18 @@ def _worker_config(
         credentials=options["credentials"],
         profile_folder=options["profile_folder"].absolute(),
         telemetry=telemetry_from(options),
+    )
+
+
+def address_warning(config: WorkerConfig) -> str:
+    """Say that peers on other hosts cannot reach this worker, where its routers are on one."""
+    away = [each for each in config.routers if not is_loopback(each.rpartition(":")[0])]
+    if not away or not is_loopback(config.peer_host):
+        return ""
+    return (
+        f"warning: the router {away[0]} is on another host, but this worker tells its peers the "
+        f"address {config.peer_host}, which only this host reaches; give --peer-host an address of "
+        "this host"
     )
 
 

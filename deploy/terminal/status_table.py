@@ -31,6 +31,9 @@ def render(info: Mapping[str, Any]) -> RenderableType:
         _Workers([_cells(worker) for worker in workers]),
         *(_shortage_line(worker) for worker in workers if worker["shortages"]),
         *(_slow_line(worker) for worker in workers if worker.get("slow_links")),
+        # A router of the release before says nothing of either.
+        *_note_lines("refused: ", info.get("refused_workers", {}), "red"),
+        *_note_lines("", info.get("worker_warnings", {}), "yellow"),
     )
 
 
@@ -76,6 +79,11 @@ def _slow_line(worker: Mapping[str, Any]) -> Text:
         f"{worker['worker_id']}: slow links: MB/s {', '.join(links)}; "
         f"{worker['link_bytes_per_s'] / 1e6:,.1f} to the others"
     )
+
+
+def _note_lines(kind: str, notes: Mapping[str, str], style: str) -> list[Text]:
+    """Say what a router notes of each worker."""
+    return [Text(f"{name}: {kind}{note}", style) for name, note in notes.items()]
 
 
 @dataclass(frozen=True)

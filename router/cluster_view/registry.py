@@ -12,8 +12,11 @@ from baton.core.errors import ROUTER, BatonError, PeerLostError, RequestError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import Demand, RegistryReply, WorkerReport
 from baton.router.cluster_view.state_index import StateIndex
+from baton.router.cluster_view.status_check import check_details, check_status
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
+from baton.router.cluster_view.worker_warnings import worker_warnings
 from baton.rpc.access import check_claim
+from baton.rpc.connections import endpoint_of_caller
 from baton.rpc.errors import error_of
 from baton.rpc.streams import first_of
 
@@ -58,10 +61,14 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             await first_of(self._read(stream, reports, context), self._tell_demand(stream))
         except BatonError as refused:
             log.warning("refused a worker: %s", refused)
+            if stream.claimed:
+                self._table.notes.refused(stream.claimed, str(refused))
             await stream.send(error=error_of(refused, ROUTER))
         finally:
             if stream.worker is not None:
                 self._table.remove(stream.worker, "its registration stream ended")
+                if self._table.find(stream.worker.worker_id) is None:
+                    self._table.notes.left(stream.worker.worker_id)
 
     async def _read(
         self,
@@ -72,10 +79,13 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         async for report in reports:
             worker, known = stream.worker, stream.worker is not None
             if worker is None:
-                worker = stream.worker = self._register(report, context)
+                worker = stream.worker = self._register(stream, report, context)
+            else:
+                self._check(worker.worker_id, report)
             before = self._table.find(worker.worker_id)
             self._renew(worker, report)
             if not known:
+                self._joined(worker, context)
                 demand = self._demand_of(self._table.worker(worker.worker_id), 0)
                 await stream.send(demand=demand, keeps_details=True)
             if report.HasField("share") and report.share.number != stream.share:
@@ -118,11 +128,29 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
     def _reply(self, **more: Any) -> RegistryReply:
         return RegistryReply(router_id=self._router_id, lease_ms=self._lease_ms, **more)
 
-    def _register(self, report: WorkerReport, context: grpc.aio.ServicerContext) -> Worker:
+    def _register(
+        self, stream: "_Registered", report: WorkerReport, context: grpc.aio.ServicerContext
+    ) -> Worker:
         if not report.HasField("hello"):
             raise RequestError("the first report must carry a Hello")
         check_claim(context, report.hello)
+        stream.claimed = report.hello.worker.worker_id
+        self._check(stream.claimed, report)
         return self._table.register(report.hello)
+
+    def _check(self, worker_id: str, report: WorkerReport) -> None:
+        """Raise RequestError for a report that would break something here."""
+        if report.HasField("status"):
+            check_status(report.status, self._table.context(but=worker_id))
+            if not report.same_details:
+                check_details(report.status)
+
+    def _joined(self, worker: Worker, context: grpc.aio.ServicerContext) -> None:
+        """Record a worker that was taken on, and warn of one that harms the others."""
+        self._table.notes.joined(worker.worker_id, endpoint_of_caller(context.peer())[0])
+        warning = worker_warnings(self._table).get(worker.worker_id)
+        if warning:
+            log.warning("worker %s: %s", worker.worker_id, warning)
 
     def _renew(self, worker: Worker, report: WorkerReport) -> None:
         status = report.status if report.HasField("status") else None
@@ -148,6 +176,7 @@ class _Registered:
         self, context: grpc.aio.ServicerContext, reply: Callable[..., RegistryReply]
     ) -> None:
         self.worker: Worker | None = None  # once it is registered
+        self.claimed = ""  # its name, once its certificate has proved that
         self.share = 0  # the number of the last share that was read; 0: this router is the only one
         self.read_share = asyncio.Event()  # and not answered yet
         self._context = context

@@ -14,6 +14,7 @@ from baton.core.errors import IncompatibleError, PeerSilentError, RequestError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.worker_notes import WorkerNotes
 from baton.rpc.handshake import check_fingerprint, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
 
@@ -142,6 +143,7 @@ class WorkerTable:
         self._subscribers: list[Callable[[Change], None]] = []
         self._report_listeners: list[Callable[[Worker], None]] = []
         self._registrations = 0
+        self.notes = WorkerNotes(clock)
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` at every join, loss and change of `leaving`."""
@@ -217,6 +219,11 @@ class WorkerTable:
         self._renew(worker)
         self._publish(Change(None, worker))
         return worker
+
+    def context(self, but: str = "") -> int:
+        """Return the shortest context of any worker but this one; 0 where none has told it."""
+        told = ((w.worker_id, w.status.max_model_len) for w in self._workers.values())
+        return min((tokens for name, tokens in told if tokens and name != but), default=0)
 
     def report(
         self,
