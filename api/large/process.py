@@ -124,7 +124,11 @@ class LargeRequestProcess:
         ]
         with theirs:
             self._socket = ours
-            self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
+        self._child = process
+        # Whoever ends it: until somebody waits, it stays in the list of processes. Also, its memory
+        # is freed before it is gone, which may take a moment.
+        child_thread(lambda: _wait_for(process), "end of a process", _not_ended)
         return ours
 
     def end(self) -> None:
@@ -135,8 +139,6 @@ class LargeRequestProcess:
             end.close()
         if process is not None:
             process.kill()
-            # Its memory is freed before it is gone: that may take a moment.
-            child_thread(lambda: _wait_for(process), "end of a process", _not_ended)
 
 
 def _wait_for(process: "subprocess.Popen[bytes]") -> None:

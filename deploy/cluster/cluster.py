@@ -24,6 +24,7 @@ from baton.deploy.cluster.joined_ray import settled
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel, settle_state_return
 from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
+from baton.deploy.cluster.ray_lost import RayWatch
 from baton.deploy.cluster.record import ClusterRecord, Detached
 from baton.deploy.cluster.renewal import Files, renewing
 from baton.deploy.cluster.rolling import Rolling
@@ -50,12 +51,14 @@ class Cluster:
         progress: StartProgress | None = None,
         detached: Detached | None = None,
         owner: ProcessSupervisor | None = None,
+        ray_watch: RayWatch | None = None,
     ) -> None:
         """Reserve ports and memory, and join the Ray that the config names.
 
         detached: None for a cluster that ends with this process. owner: of the threads of this
-        process that run beside their makers; None where it has no other. Raises StartError if a
-        port is taken, memory does not suffice, or that Ray does not answer.
+        process that run beside their makers; None where it has no other. ray_watch: begun once a
+        Ray of our own runs. Raises StartError if a port is taken, memory does not suffice, or that
+        Ray does not answer.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
         self._progress = progress or Silent()
@@ -64,7 +67,8 @@ class Cluster:
         # Of the supervisor's last life, which the cluster has survived.
         self._record = record = detached.store.read() if detached else None
         with ExitStack() as held:
-            self._ray = RayAround() if detached else held.enter_context(ray_for(config))
+            joined = None if detached else held.enter_context(ray_for(config, ray_watch))
+            self._ray = joined or RayAround()
             self._wiring = record.wiring if record else self._settle(config, held)
             # In its first life this process has reserved the ports itself.
             self._ports = PortKeeper(self._wiring.listening if record else ())

@@ -1,13 +1,17 @@
 """The Ray that a cluster runs on, as the process that runs the cluster sees it."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import psutil
 
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.ray_lost import RayWatch
 from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.wiring import threads_of
 from baton.deploy.errors import RayLostError
@@ -37,22 +41,28 @@ class RayHome(Protocol):
 class OwnRay:
     """A Ray of our own, whose processes are children of this one and end with it."""
 
-    def __init__(self, config: ray_start.RayConfig) -> None:
+    def __init__(self, config: ray_start.RayConfig, watch: RayWatch | None = None) -> None:
+        """watch: of whoever ends this process when it hangs on a lost Ray; None: of nobody."""
         self._config = config
+        self._watch = watch or RayWatch()
         self._processes: RayProcesses | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     def connect(self) -> None:
         before = psutil.Process().children()
         ray_start.connect(self._config)
         self._processes = RayProcesses(before)
+        self._reaper = _started_reaper(self._config.folder)
+        self._watch.begin(
+            self._processes,
+            "so that no worker would be started again; the cluster ends. Ray's logs are in "
+            f"{self._config.folder} until the next start: start again",
+        )
 
     def check(self) -> None:
-        lost = self._processes.lost() if self._processes else ""
-        if lost:
-            raise RayLostError(
-                f"Ray's {lost} has ended, so that no worker would be started again; the cluster "
-                f"ends. Ray's logs are in {self._config.folder} until the next start: start again"
-            )
+        reason = self._watch.reason()
+        if reason:
+            raise RayLostError(reason)
 
     def kill_if_lost(self) -> bool:
         if self._processes is None or not self._processes.lost():
@@ -62,8 +72,23 @@ class OwnRay:
 
     def leave(self) -> None:
         if self._processes is not None:
+            if not self._processes.lost():  # otherwise the stop of Ray may hang
+                self._watch.end()
             self._processes.kill_helpers()
         ray_start.leave()
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.communicate()
+            self._reaper = None
+
+
+def _started_reaper(folder: Path | None) -> "subprocess.Popen[bytes]":
+    words = [sys.executable, "-m", "baton.deploy.cluster.ray_reaper", str(folder)]
+    # A session of its own: what kills our process group must leave it.
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+    )
 
 
 class JoinedRay:
@@ -102,10 +127,11 @@ class RayAround:
 
 
 @contextmanager
-def ray_for(config: ClusterConfig) -> Iterator[OwnRay | JoinedRay]:
+def ray_for(config: ClusterConfig, watch: RayWatch | None = None) -> Iterator[OwnRay | JoinedRay]:
     """Yield the Ray that a cluster's config asks for. Raises DeployError.
 
-    The token of one of our own is deleted after it; its logs stay until the next start.
+    watch: begun once a Ray of our own runs. The token of such a Ray is deleted after it; its logs
+    stay until the next start.
     """
     if config.ray_address is not None:
         yield JoinedRay(ray_start.RayConfig(config.ray_address, namespace=config.name))
@@ -113,6 +139,6 @@ def ray_for(config: ClusterConfig) -> Iterator[OwnRay | JoinedRay]:
     cpus = config.routers + threads_of(config) * len(config.members)
     with owned_folder(ray_start.parent_folder()) as folder:
         try:
-            yield OwnRay(ray_start.RayConfig(None, cpus, folder, config.name))
+            yield OwnRay(ray_start.RayConfig(None, cpus, folder, config.name), watch)
         finally:
             (folder / ray_start.TOKEN).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.control_handlers import control_handlers
 from baton.deploy.cluster.member_watch import MemberWatch
+from baton.deploy.cluster.ray_lost import RayWatch
 from baton.deploy.cluster.record import Detached
 from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.cluster.start_reports import StartReports
@@ -38,17 +39,19 @@ class Supervisor:
         owner: ProcessSupervisor,
         detached: Detached | None = None,
         process: tuple[int, float] | None = None,
+        ray_watch: RayWatch | None = None,
     ) -> None:
         """Reserve ports and memory. Raises StartError.
 
         folder: of the state file and the control socket. owner: of the threads of this process
         that run beside their makers. process: pid and creation time of the one
-        with which the cluster ends; see `ClusterState`.
+        with which the cluster ends; see `ClusterState`. ray_watch: as for `Cluster`.
         """
         self.reports = StartReports(progress)
         # Its routers pass on requests from other machines.
         router = replace(config.router, control=control_path(folder))
-        self.cluster = Cluster(replace(config, router=router), self.reports, detached, owner)
+        config = replace(config, router=router)
+        self.cluster = Cluster(config, self.reports, detached, owner, ray_watch)
         self._folder = folder
         self._owner = owner
         self._process = process or (None, None)

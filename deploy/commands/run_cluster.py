@@ -11,11 +11,11 @@ from rich.console import Console
 
 from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.preflight import check_device, check_model
-from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
+from baton.deploy.cluster.ray_lost import RayWatch, watching_ray
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.commands.run_detached import run_detached
 from baton.deploy.config_from import cluster_device_from, config_from
-from baton.deploy.errors import StartError
+from baton.deploy.errors import RayLostError, StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
 from baton.deploy.process.since_start import seconds_since_command
@@ -49,13 +49,16 @@ def run_cluster(
     if detach:
         run_detached(console, config)
         return
+    ray_watch = RayWatch()
     try:
         owner = ProcessSupervisor()
-        with stop_on_signals(), end_if_ray_is_lost(owner), ExitStack() as stack:
+        with stop_on_signals(), watching_ray(ray_watch, owner), ExitStack() as stack:
             own = stack.enter_context(owned_folder(folder()))
             with shown(console) as progress:
                 process = process_named(os.getpid())
-                supervisor = Supervisor(config, own, progress, owner, process=process)
+                supervisor = Supervisor(
+                    config, own, progress, owner, process=process, ray_watch=ray_watch
+                )
                 cluster = stack.enter_context(supervisor.running())
             print_banner(console, banner_of(cluster), seconds_since_command())
             with suppress(StopWanted):
@@ -65,5 +68,8 @@ def run_cluster(
         if verbose:
             console.print_exception()
         raise
+    except RayLostError as err:
+        ray_watch.tell(str(err))  # if its thread has not done so while the cluster ended
+        exit_now(1)
     console.print("stopped")
     exit_now()

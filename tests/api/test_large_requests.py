@@ -1,12 +1,15 @@
 """The process that reads large requests: one job at a time, the smallest first."""
 
 import asyncio
+import os
+import signal
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from baton.api.large.held_bytes import BodyFile, HeldBytes
@@ -56,6 +59,16 @@ async def test_a_process_that_was_lost_between_two_jobs_is_replaced(large: Large
     assert await large.encode(job(), "ab")
     second = large._short._child
     assert second is not None and second.pid != first.pid
+
+
+async def test_a_process_that_was_lost_leaves_no_zombie(large: LargeRequests) -> None:
+    await large.encode(job(), "hello")
+    child = large._short._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)  # as the kernel does, which tells nobody
+    async with asyncio.timeout(WAIT_S):
+        while psutil.pid_exists(child.pid):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_job_whose_process_was_lost_is_refused_and_the_next_is_not(

@@ -13,27 +13,37 @@ from pathlib import Path
 import psutil
 
 from baton.deploy.cluster.ray_processes import RayProcesses
+from baton.deploy.cluster.ray_reaper import reap
 
 DEADLINE_S = 60.0
 SCRIPT = """
 import signal, subprocess, sys, time
 from baton.core.supervised import ProcessSupervisor
-from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
+from baton.deploy.cluster.ray_lost import RayWatch, watching_ray
+from baton.deploy.cluster.ray_processes import RayProcesses
 
 class Stop(Exception): pass
 
 def stop(*_):
-    if sys.argv[2] == "raise":
+    if sys.argv[2] != "wait for ever":
         raise Stop
 
 signal.signal(signal.SIGTERM, stop)
 quiet = subprocess.DEVNULL
 child = subprocess.Popen([sys.argv[1], "60"], stdout=quiet, stderr=quiet)
+watch = RayWatch()
 try:
-    with end_if_ray_is_lost(ProcessSupervisor(), grace_s=0.5):
+    with watching_ray(watch, ProcessSupervisor(), grace_s=0.5, lost_grace_s=2.0):
+        watch.begin(RayProcesses(), "so that all ends")
         print(child.pid, flush=True)
-        while True:
-            time.sleep(60)
+        try:
+            while True:
+                time.sleep(60)
+        finally:
+            if sys.argv[2] == "stop Ray":
+                watch.end()
+                child.kill()
+                time.sleep(3)  # longer than any grace
 except Stop:
     print("stopped", flush=True)
 """
@@ -73,6 +83,24 @@ def test_with_ray_still_there_we_stop_as_ever(tmp_path: Path) -> None:
         assert child.is_running() and child.status() != psutil.STATUS_ZOMBIE
 
 
+def test_a_ray_that_is_lost_while_this_process_hangs_is_named_and_ends_it(tmp_path: Path) -> None:
+    with started(tmp_path, "wait for ever") as (process, child):
+        child.kill()
+        assert process.stderr is not None
+        said = f"baton: Ray's raylet (pid {child.pid}) has ended, so that all ends\n"
+        assert process.stderr.readline() == said
+        _, more = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, more) == (1, "")
+
+
+def test_a_ray_that_is_stopped_in_order_is_not_called_lost(tmp_path: Path) -> None:
+    with started(tmp_path, "stop Ray") as (process, child):
+        process.send_signal(signal.SIGTERM)
+        said, warned = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, said, warned) == (0, "stopped\n", "")
+        child.wait(DEADLINE_S)
+
+
 def test_a_vital_process_that_has_ended_is_named(tmp_path: Path) -> None:
     for name in ("gcs_server", "raylet", "agent"):
         shutil.copy(shutil.which("sleep") or "", tmp_path / name)
@@ -104,3 +132,28 @@ def test_a_ray_that_ends_leaves_other_children_of_its_process_alone() -> None:
             assert helper.wait(DEADLINE_S) == -signal.SIGKILL
             assert other.poll() is None
             other.kill()
+
+
+def test_what_a_killed_process_leaves_of_its_ray_is_reaped(tmp_path: Path) -> None:
+    """And nothing else: neither another Ray's agent, nor whoever reads the logs."""
+    ours, others = tmp_path / "ours", tmp_path / "ours-not"
+    tools = tmp_path / "tools"
+    for folder in (ours, others, tools):
+        folder.mkdir()
+    sleep = shutil.which("sleep") or ""
+    shutil.copy(sleep, tools / "ray::Agent")
+    with ExitStack() as stack:
+
+        def begin(program: str, folder: Path) -> "subprocess.Popen[bytes]":
+            with (folder / "log").open("ab") as log:
+                words = [program, "60"]
+                process = stack.enter_context(subprocess.Popen(words, stdout=log))
+            stack.callback(process.kill)
+            return process
+
+        agent = begin(str(tools / "ray::Agent"), ours)
+        others_agent = begin(str(tools / "ray::Agent"), others)
+        reader = begin(sleep, ours)
+        assert reap(ours) == [agent.pid]
+        assert agent.wait(DEADLINE_S) == -signal.SIGKILL
+        assert others_agent.poll() is None and reader.poll() is None

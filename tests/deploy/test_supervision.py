@@ -1,9 +1,12 @@
-"""`baton serve` on a Ray that dies under it: it says so and ends with an error."""
+"""`baton serve` on a Ray that dies under it: it says so and ends with an error. And a Ray whose
+`baton serve` is killed: it ends too."""
 
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,16 +24,9 @@ def vital(serve: "subprocess.Popen[str]", name: str) -> psutil.Process:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "called"),
-    [
-        ("gcs_server", "control store"),
-        pytest.param("raylet", "raylet", marks=pytest.mark.chaos),  # by its length
-    ],
-)
-def test_a_lost_ray_is_noticed_and_nothing_stays_behind(
-    name: str, called: str, tiny: Path, tmp_path: Path
-) -> None:
+@contextmanager
+def served(tiny: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[Path]]]:
+    """A `baton serve` that serves, and its state files."""
     env = os.environ | {"TMPDIR": str(tmp_path)}
     words = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(tiny), "--memory-gb",
              "0.25", "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
@@ -41,6 +37,29 @@ def test_a_lost_ray_is_noticed_and_nothing_stays_behind(
         while not (states := list(tmp_path.glob("baton-*/*/state.json"))):
             assert serve.poll() is None and time.monotonic() < until, serve.communicate()
             time.sleep(0.1)
+        yield serve, states
+
+
+def test_nothing_of_ray_outlives_a_killed_serve(tiny: Path, tmp_path: Path) -> None:
+    with served(tiny, tmp_path) as (serve, _):
+        under = psutil.Process(serve.pid).children(recursive=True)
+        assert any(process.name().startswith("ray::Runtime") for process in under), "Ray's agents"
+        serve.kill()
+        _, alive = psutil.wait_procs(under, timeout=DEADLINE_S / 5)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("gcs_server", "control store"),
+        pytest.param("raylet", "raylet", marks=pytest.mark.chaos),  # by its length
+    ],
+)
+def test_a_lost_ray_is_noticed_and_nothing_stays_behind(
+    name: str, called: str, tiny: Path, tmp_path: Path
+) -> None:
+    with served(tiny, tmp_path) as (serve, states):
         under = psutil.Process(serve.pid).children(recursive=True)
         victim = vital(serve, name)
         victim.kill()
