@@ -1,6 +1,6 @@
 """The state of each member of a cluster: what Ray knows of its process, and what routers hear."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +22,8 @@ class MemberView:
     host: str = ""
     host_lost: bool = False
     lacks: str = ""  # the reason why no node has room for it; empty where it has a place
+    revoked: bool = False  # its certificate counts no more
+    changing: str = ""  # what a request does with it now, as a restart; empty: nothing
     ended: str = ""  # why its last life ended by itself; empty where that is not known
 
 
@@ -52,7 +54,11 @@ def _state(process: ActorProcess, heard_pid: int | None, served_pid: int | None)
 
 
 def complaint(name: str, view: MemberView) -> str:
-    """Say what is wrong with a member, or was with its last life; empty where nothing was."""
+    """Say what is wrong with a member, or was with its last life; empty where nothing was, and
+    for one that a request stops or restarts.
+    """
+    if view.changing:
+        return ""
     if view.state is MemberState.SERVING:
         return f"{name} serves again; its life before: {view.ended}" if view.ended else ""
     if view.state is MemberState.STARTING:
@@ -60,38 +66,34 @@ def complaint(name: str, view: MemberView) -> str:
     return _trouble(name, view)
 
 
-def changes(
-    before: Mapping[str, MemberView],
-    after: Mapping[str, MemberView],
-    revoked: Collection[str] = (),
-) -> list[str]:
-    """Describe the changes between two looks at the members, by name.
-
-    revoked: the members whose certificates count no more.
-    """
+def changes(before: Mapping[str, MemberView], after: Mapping[str, MemberView]) -> list[str]:
+    """Describe the changes between two looks at the members, by name."""
     lines = [f"{name} has left" for name in before if name not in after]
     for name, now in after.items():
-        line = _change(name, before.get(name), now, revoked=name in revoked)
+        line = _change(name, before.get(name), now)
         if line:
             lines.append(line)
     return lines
 
 
-def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool) -> str:
+def _change(name: str, was: MemberView | None, now: MemberView) -> str:
     if was is None:
         return f"{name} is {now.state}"
     if now.state is MemberState.SERVING:
-        if was.restarts != now.restarts and was.state is not MemberState.RESTARTING:
+        if was.restarts != now.restarts and was.state is MemberState.SERVING and not now.changing:
             return f"{name}: {_death(now)}, and Ray has started it again"
-        return _BACK.get(was.state, "").format(name=name)
-    if was.state is now.state and was.restarts == now.restarts:
+        back = _BACK[MemberState.RESTARTING] if was.restarts != now.restarts else ""
+        return (back or _BACK.get(was.state, "")).format(name=name)
+    if now.changing:
+        return "" if was.changing == now.changing else f"{name}: {now.changing}"
+    if was.state is now.state and was.restarts == now.restarts and not was.changing:
         return f"{name} has no room: {now.lacks}" if now.lacks and not was.lacks else ""
-    if revoked:
-        return f"{name} is gone: its certificate was revoked. `baton scale` adds another worker"
     return _trouble(name, now)
 
 
 def _trouble(name: str, view: MemberView) -> str:
+    if view.revoked:
+        return f"{name} is gone: its certificate was revoked. `baton scale` adds another worker"
     if view.state is MemberState.RESTARTING:
         why = f"its host {view.host} is lost" if view.host_lost else _death(view)
         when = f" once a node has room: {view.lacks}" if view.lacks else ""

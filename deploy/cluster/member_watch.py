@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,12 +13,18 @@ from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.actor_process import ActorProcess, LifeEnd
 from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.disk_space import full_disk
 from baton.deploy.cluster.life_ends import read_ends
 from baton.deploy.cluster.member_state import MemberView, changes, view_of
-from baton.deploy.errors import NotRunning
+from baton.deploy.cluster.running_changes import RunningChanges
+from baton.deploy.errors import NotRunning, RouterRefused
 
 _ASK_S = 2.0
 """Seconds from one question to the routers to the next, and for which a router may be silent."""
+_FREED_S = 5.0
+"""For Ray to free what an ended process had."""
+_BUSY = (429, 503)
+"""The HTTP statuses of a router that has no connection to spare for our address, or is stopping."""
 
 
 class MemberWatch:
@@ -27,14 +34,17 @@ class MemberWatch:
     which workers answer, are asked less often.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, running: RunningChanges | None = None) -> None:
+        """running: the requests that stop and restart members; None: there are none."""
         self._cluster = cluster
+        self._running = running or RunningChanges()
         self._lock = threading.Lock()
         self._views: dict[str, MemberView] = {}
         self._processes: dict[str, ActorProcess] = {}
         self._heard: dict[str, int] = {}  # pids of those that answered the last question
         self._served: dict[str, int] = {}  # pids of those that have ever answered
         self._lacking: dict[str, str] = {}  # why those without a process have no place
+        self._lacking_since: dict[str, float] = {}
         self._ends: dict[str, LifeEnd] = {}  # by actor id
         self._ask_at = 0.0
 
@@ -43,7 +53,7 @@ class MemberWatch:
         with self._lock:
             before = self._views
             self._look()
-            return changes(before, self._views, self._cluster.revoked) if before else []
+            return changes(before, self._views) if before else []
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return each member's `MemberView` now, by name."""
@@ -61,9 +71,14 @@ class MemberWatch:
             self._lacking = self._ask_for_room()
             with suppress(RayError):  # the control store is away: what was known stays
                 self._ends = read_ends({each.actor_id for each in self._cluster.handles})
+        revoked, under_way = self._cluster.revoked, self._running.under_way()
         ids = {each.name: each.actor_id for each in self._cluster.handles}
         self._views = {
-            name: self._view(name, process, self._ends.get(ids.get(name, "")))
+            name: replace(
+                self._view(name, process, self._ends.get(ids.get(name, ""))),
+                revoked=name in revoked,
+                changing=under_way.get(name, ""),
+            )
             for name, process in processes.items()
         }
 
@@ -72,19 +87,40 @@ class MemberWatch:
         return replace(view, lacks="" if _has_place(process) else self._lacking.get(name, ""))
 
     def _ask_for_room(self) -> dict[str, str]:
-        """Return what Ray lacks to place each member that has no process."""
-        return {
-            each.name: each.lacks()
-            for each in self._cluster.handles
-            if each.name in self._processes and not _has_place(self._processes[each.name])
-        }
+        """Return what is missing to place each member that has no process."""
+        lacking = {}
+        full = full_disk(self._cluster.logs)
+        now = time.monotonic()
+        away = {
+            name for name, process in self._processes.items() if not _has_place(process)
+        }  # fmt: skip
+        self._lacking_since = {k: since for k, since in self._lacking_since.items() if k in away}
+        for each in self._cluster.handles:
+            if each.name not in away:
+                continue
+            # Ray frees a little later what a process had that has ended.
+            since = self._lacking_since.setdefault(each.name, now)
+            lacks = full or (each.lacks() if now - since >= _FREED_S else "")
+            if lacks:
+                lacking[each.name] = lacks
+        return lacking
 
     def _ask(self) -> dict[str, int]:
-        """Return the pids of the routers that answer, and of the workers that these hear."""
-        heard: dict[str, int] = {}
+        """Return the pids of the routers that answer, and of the workers that these hear.
+
+        While no router answers, nobody knows which workers do: those of the last answer count.
+        """
         routers = self._cluster.routers
-        for name, client in zip(routers.names, routers.clients, strict=True):
-            heard |= _ask_one(name, client)
+        answers = [
+            _ask_one(name, client, self._heard)
+            for name, client in zip(routers.names, routers.clients, strict=True)
+        ]
+        heard: dict[str, int] = {}
+        for answer in answers:
+            heard |= answer or {}
+        if all(answer is None for answer in answers):
+            names = set(routers.names)
+            return {name: pid for name, pid in self._heard.items() if name not in names}
         return heard
 
 
@@ -93,10 +129,16 @@ def _has_place(process: ActorProcess) -> bool:
     return process.state in ("ALIVE", "DEAD")
 
 
-def _ask_one(name: str, client: RouterClient) -> dict[str, int]:
+def _ask_one(name: str, client: RouterClient, before: Mapping[str, int]) -> dict[str, int] | None:
+    """Return the pids that a router tells; None if it does not answer.
+
+    before: the pids of the last answers. They count for a router that is too busy to say more.
+    """
     try:
         info = client.server_info(_ASK_S)
+    except RouterRefused as err:
+        return dict(before) if err.http_status in _BUSY else None
     except NotRunning:
-        return {}
+        return None
     workers = {each["worker_id"]: int(each["pid"]) for each in info["workers"]}
     return workers | {name: int(info["router"]["pid"])}

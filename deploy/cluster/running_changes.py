@@ -33,3 +33,9 @@ class RunningChanges:
         with self._lock:
             running = list(self._running)
         return [{"request": name, "parts": reports.parts} for name, reports in running]
+
+    def under_way(self) -> dict[str, str]:
+        """Return what is being done with each part that is not done yet."""
+        with self._lock:
+            running = list(self._running)
+        return {part: at for _, reports in running for part, at in reports.under_way.items()}

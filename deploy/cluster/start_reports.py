@@ -58,6 +58,13 @@ class StartReports:
         with self._lock:
             return {part: _in_words(report) for part, report in self._latest.items()}
 
+    @property
+    def under_way(self) -> dict[str, str]:
+        """Return the last phase of each part that is not done."""
+        with self._lock:
+            latest = dict(self._latest)
+        return {part: each.phase for part, each in latest.items() if each.fraction is not None}
+
     def _keep(self, report: StartReport) -> None:
         with self._lock:
             last = self._latest.get(report.part)

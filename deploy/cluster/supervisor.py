@@ -57,8 +57,8 @@ class Supervisor:
         self._process = process or (None, None)
         self._phase = "starting"
         self._stop = threading.Event()
-        self._members = MemberWatch(self.cluster)
         self._changes = RunningChanges()
+        self._members = MemberWatch(self.cluster, self._changes)
 
     @contextmanager
     def running(self) -> Iterator[Cluster]:

@@ -4,6 +4,8 @@ timings."""
 import io
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console, Group
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster import actor_processes
 from baton.deploy.cluster.actor_process import ActorProcess, LifeEnd
+from baton.deploy.cluster.disk_space import full_disk
 from baton.deploy.cluster.member_state import MemberState, MemberView, changes, complaint, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.commands.status import status
@@ -146,9 +149,48 @@ def test_changes_of_members_are_told_once_each() -> None:
         assert changes({"d": before}, {"d": after}) == ([] if line is None else [line])
     assert changes({}, {"d": starting}) == ["d is starting"]
     assert changes({"d": serving, "e": serving}, {"e": serving}) == ["d has left"]
-    assert changes({"d": serving}, {"d": late}, {"d"}) == [
-        "d is gone: its certificate was revoked. `baton scale` adds another worker"
+
+
+def test_a_revoked_member_is_neither_late_nor_started_again() -> None:
+    gone = "d is gone: its certificate was revoked. `baton scale` adds another worker"
+    before = MemberView(MemberState.SERVING)
+    for state in (MemberState.LATE, MemberState.RESTARTING, MemberState.ENDED):
+        now = MemberView(state, 1, lacks="no room", revoked=True)
+        assert changes({"d": before}, {"d": now}) == [gone]
+        assert complaint("d", now) == gone
+
+
+def test_a_member_that_is_restarted_by_request_is_neither_late_nor_dead() -> None:
+    """Each phase of the restart is told once, and the end of it as for any other."""
+    states = [
+        MemberView(MemberState.SERVING),
+        MemberView(MemberState.LATE, changing="draining, for 5 s at most"),
+        MemberView(MemberState.LATE, changing="draining, for 5 s at most"),
+        MemberView(MemberState.LATE, changing="starts again"),
+        MemberView(MemberState.RESTARTING, 1, lacks="no room", changing="starts again"),
+        MemberView(MemberState.SERVING, 1),
     ]
+    told = [changes({"d": was}, {"d": now}) for was, now in pairwise(states)]
+    assert told == [
+        ["d: draining, for 5 s at most"],
+        [],
+        ["d: starts again"],
+        [],
+        ["d was started again and serves"],
+    ]
+    assert not any(complaint("d", view) for view in states)
+    left_late = replace(states[1], changing="")
+    assert changes({"d": states[2]}, {"d": left_late}) == [
+        "d is late: its process runs, but does not answer"
+    ]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    assert full_disk(tmp_path) == full_disk(tmp_path / "nowhere") == ""
+    text = full_disk(tmp_path, least_bytes=1 << 60)
+    assert text.startswith(f"the disk of {tmp_path} is full (")
+    died = MemberView(MemberState.RESTARTING, 1)
+    assert changes({"d": died}, {"d": replace(died, lacks=text)}) == [f"d has no room: {text}"]
 
 
 def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve() -> None:
