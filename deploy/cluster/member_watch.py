@@ -22,7 +22,7 @@ from baton.deploy.errors import NotRunning, RouterRefused
 _ASK_S = 2.0
 """Seconds from one question to the routers to the next, and for which a router may be silent."""
 _FREED_S = 5.0
-"""For Ray to free what an ended process had."""
+"""The time that Ray takes to free what an ended process had, and more."""
 _BUSY = (429, 503)
 """The HTTP statuses of a router that has no connection to spare for our address, or is stopping."""
 
@@ -91,9 +91,7 @@ class MemberWatch:
         lacking = {}
         full = full_disk(self._cluster.logs)
         now = time.monotonic()
-        away = {
-            name for name, process in self._processes.items() if not _has_place(process)
-        }  # fmt: skip
+        away = {name for name, each in self._processes.items() if not _has_place(each)}
         self._lacking_since = {k: since for k, since in self._lacking_since.items() if k in away}
         for each in self._cluster.handles:
             if each.name not in away:

@@ -19,9 +19,9 @@ from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.cluster.ray_processes import RayProcesses
 
 GRACE_S = 2.0
-"""For this process to stop, after a signal that has ended Ray too."""
+"""The time that this process has to stop, after a signal that has ended Ray too."""
 LOST_GRACE_S = 10.0
-"""For this process to end by itself, after it has lost Ray without a signal."""
+"""The time that it has to end by itself, after it has lost Ray without a signal."""
 _LOOK_S = 0.2
 _SETTLE_S = 0.6  # for a signal that has ended Ray to reach us too
 _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})

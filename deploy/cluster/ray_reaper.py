@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 _GRACE_S = 3.0
-"""For Ray's processes to end by themselves, as its workers do."""
+"""The time that Ray's processes have to end by themselves, as its workers do."""
 _KIND = "ray::"
 
 

@@ -1,4 +1,4 @@
-"""What the regular looks make of the answers of routers and of Ray. Both are stand-ins here."""
+"""The regular looks at members, with stand-ins for Ray and for the routers."""
 
 from pathlib import Path
 from types import SimpleNamespace
