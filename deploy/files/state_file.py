@@ -76,12 +76,22 @@ def folder(parent: Path | None = None) -> Path:
 
     parent: the temporary folder when left out. Raises DeployError if another user may enter it.
     """
-    path = (parent or Path(tempfile.gettempdir())) / f"baton-{os.getuid()}"
+    path = (parent or _temporary()) / f"baton-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise DeployError(f"{path} must be a folder that only you can enter (mode 700); remove it")
     return path
+
+
+def _temporary() -> Path:
+    """Return the folder for temporary files, also while its disk is full.
+
+    `tempfile` then takes another one, in which nobody would find the clusters that run.
+    """
+    named = (tempfile.tempdir, *map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp")
+    usable = (each for each in named if each and os.path.isdir(each) and os.access(each, os.W_OK))
+    return Path(next(usable, None) or tempfile.gettempdir()).absolute()
 
 
 class StateFile:

@@ -1,7 +1,10 @@
 """Tests of the state file, by which other commands find a running cluster."""
 
 import os
+import resource
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -159,3 +162,17 @@ def test_a_folder_that_others_can_enter_is_refused(mode: int) -> None:
     folder().chmod(mode)
     with pytest.raises(DeployError, match="only you"):
         newest()
+
+
+def test_a_cluster_is_found_while_the_disk_is_full(tmp_path: Path) -> None:
+    """No file may have a byte, so that `tempfile` would look for another folder."""
+    words = "from baton.deploy.files.state_file import folder; print(folder())"
+    found = subprocess.run(
+        [sys.executable, "-c", words],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == f"{folder(tmp_path)}\n"
