@@ -87,7 +87,7 @@ class Engine:
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
         known = self.states, self.pages, tables.pages, windows(kept, config.window)
-        self.memory_report = started(model, self._stream, self.plan, *known)
+        self.memory_report = started(model, self._runner, self._stream, self.plan, *known)
         self._pools = CachedPools(
             self.states, self.pages, tables, config.prefix_caching, self.counters
         )
@@ -215,6 +215,7 @@ class Engine:
             prompts = sum(row.end - row.start for row in batch.prompts)
             self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
             self._results.process(batch, result, self._outbox)
+            self.counters.late_compilations = self._runner.late_compilations
         return self._report()
 
     def fail_step(self, error: Exception) -> list[Event]:

@@ -41,3 +41,9 @@ class Kernels(
     def native(self) -> Native | None:
         """Return the native library if these are its kernels. Activations are then float32."""
         return None
+
+    @property
+    def compilations(self) -> int | None:
+        """Return the variants of kernels that this process has compiled so far; None where no
+        launch compiles any."""
+        return None

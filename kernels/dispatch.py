@@ -18,8 +18,10 @@ def select(device: torch.device, dtype: torch.dtype, choice: KernelChoice) -> Ke
     """
     if device.type == "cuda" and choice is KernelChoice.AUTO:
         # Imported here because it loads Triton's compiler, which processes on a CPU do without.
+        from baton.kernels.triton.compiler import use_host_cache
         from baton.kernels.triton.triton_kernels import TritonKernels
 
+        use_host_cache()
         return TritonKernels()
     handled = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     if choice is KernelChoice.TORCH or not handled:

@@ -1,6 +1,6 @@
 """Runs forwards: launch, then collect. The two are apart so that planning comes between."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -120,6 +120,12 @@ class ModelRunner:
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
+        self._compiled_at_start = 0
+
+    @property
+    def late_compilations(self) -> int:
+        """Variants of kernels that were compiled after `warm_up`."""
+        return (self._model.kernels.compilations or 0) - self._compiled_at_start
 
     @property
     def followers(self) -> Followers | None:
@@ -142,6 +148,18 @@ class ModelRunner:
         step.
         """
         self._on_layers = on_layers
+
+    def warm_up(self, batches: Iterable[Batch]) -> int:
+        """Compute steps whose results nobody wants, before the first one, and return their number.
+
+        Nothing is read of a step but that it is over: ranks that compile for long are not late.
+        """
+        number = 0
+        for batch in batches:
+            self.launch(batch).done.result(STEP_DEADLINE_S)
+            number += 1
+        self._compiled_at_start = self._model.kernels.compilations or 0
+        return number
 
     def launch(self, batch: Batch) -> Launched:
         """Give the step to the stream. An error in it is raised by `collect`."""

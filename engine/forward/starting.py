@@ -1,12 +1,15 @@
 """The start of an engine, between loading a model and its first request."""
 
+import logging
 from collections.abc import Sequence
 from functools import partial
+from time import perf_counter
 
 from torch import Tensor
 
 from baton.engine.assembly.leading_model import LeadingModel
-from baton.engine.forward.runner import STEP_DEADLINE_S
+from baton.engine.forward.runner import STEP_DEADLINE_S, ModelRunner
+from baton.engine.forward.warm_up import WarmUp
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.replay.graphed_model import GraphedModel
@@ -17,9 +20,12 @@ from baton.engine.step.forward_batch import Window
 from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import ForwardStream
 
+log = logging.getLogger(__name__)
+
 
 def started(
     model: Model,
+    runner: ModelRunner,
     stream: ForwardStream,
     plan: MemoryPlan,
     states: StatePool,
@@ -27,12 +33,19 @@ def started(
     block_tables: Tensor,
     windows: Sequence[Window],
 ) -> dict[str, str]:
-    """Capture the model's decode steps, where it replays any.
+    """Capture the model's decode steps, where it replays any, and compute steps of every shape
+    where the first of a shape takes longer than the others.
 
     Return the plan in words, on a GPU with what is used of it.
     """
+    began = perf_counter()
     if isinstance(model, GraphedModel | LeadingModel):
         capture = partial(model.capture, states, pages, block_tables, windows)
         stream.submit(capture).result(STEP_DEADLINE_S)
-    use = memory_use(states.storage.device)
+    device = states.storage.device
+    if device.type == "cuda" or model.kernels.compilations is not None:
+        steps = runner.warm_up(WarmUp.of(plan).batches())
+        seconds, compiled = perf_counter() - began, model.kernels.compilations or 0
+        log.info("ready after %d steps, %d kernels, %.1f s", steps, compiled, seconds)
+    use = memory_use(device)
     return described(plan) | ({} if use is None else compared(plan, use))

@@ -80,6 +80,10 @@ class Counters:
         "Draft tokens that were the tokens that plain decoding draws."
     )
     steps: int = _count("Steps that were planned.")
+    late_compilations: int = _count(
+        "Variants of GPU kernels that were compiled, or read from the compiler's cache, after the "
+        "start: all requests of the worker waited meanwhile."
+    )
     schedule_seconds: float = _seconds("Host time spent on planning steps.")
 
     @property

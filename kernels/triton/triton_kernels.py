@@ -1,9 +1,12 @@
 """Kernels written in Triton, for a GPU. Importing this module loads Triton's compiler."""
 
+import triton
+
 from baton.kernels.base import AttentionKind, Kernels
 from baton.kernels.torch_kernels import TorchKernels
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
+from baton.kernels.triton.compiler import COMPILATIONS
 from baton.kernels.triton.conv1d import gated_conv_step, plan_gated_conv_prefill
 from baton.kernels.triton.delta_mixer import gated_delta_step, plan_delta_prefill
 from baton.kernels.triton.elementwise import geglu, relu2, sigmoid_gated, swiglu
@@ -44,6 +47,15 @@ class TritonKernels(Kernels):
         }
     )  # fmt: skip
     replayable = True
+
+    def __init__(self) -> None:
+        COMPILATIONS.watch()
+
+    @property
+    def compilations(self) -> int | None:
+        """Return the variants compiled so far; None where kernels are interpreted."""
+        return None if triton.knobs.runtime.interpret else COMPILATIONS.count
+
     # The size of what a prompt's latents expand to must be known on the host.
     needs_cpu_seq_lens = frozenset({AttentionKind.LATENT})
 

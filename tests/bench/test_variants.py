@@ -1,7 +1,8 @@
-"""Random steps of whole models meet few variants of each kernel: one that is met while serving
-stops all requests until Triton has compiled it."""
+"""Random steps of whole models meet no variant of a kernel that the start has not met: one that is
+met while serving stops all requests until Triton has compiled it."""
 
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from baton.engine.loading.weights import DummyWeights
 from baton.engine.models.family_table import read_config
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
+from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import InlineStream
 from baton.kernels.linear import Matrix
 from baton.kernels.triton.kernel import COUNTS, INDICES
@@ -28,14 +31,19 @@ from baton.kernels.triton.triton_kernels import TritonKernels
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="where there is a GPU, launches run"
 )
-MOST = 30  # variants that serving meets after decode steps have been captured
+MOST = 30  # variants that an engine's start meets beside those of captured decode steps
 # What may have several values: tiles, by the size of a batch; what differs between layers; the
 # filters of sampling, which are there or not.
 TILES = {"QUERIES", "ROWS", "options"}
 OF_LAYERS = {
     "ACTIVATION", "PER_ROW", "WHOLE", "BLOCK", "gate_stride", "per_row", "weights", "width",
+    "x_stride",
 }  # fmt: skip
+# What decode steps that are captured read on the device, and others know on the host.
+REPLAYED = {"has_initial"}
 FILTERS = {"top_ks", "top_ps", "min_ps", "PLACES"}
+DRAFTS = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM}
+EAGER = {"graphs": False}
 LONGEST = 1900  # tokens of a prompt
 # Small, but with rows of a multiple of 16 bytes, as all real models have them.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -58,9 +66,11 @@ class NoProducts(TritonKernels):
         return x.new_zeros((x.shape[0], weight.shape[0]))
 
 
-def served(config: dict[str, Any], folder: Path, steps: int) -> Variants:
-    """The variants that an engine's steps with random arrivals meet, beyond those that capturing
-    decode steps has met."""
+def variants_of(
+    config: dict[str, Any], folder: Path, steps: int, **more: Any
+) -> tuple[Variants, Variants]:
+    """The variants that an engine's start meets beside those of captured decode steps, and those
+    that its steps with random arrivals meet after that."""
     config = {**config, "max_position_embeddings": 4096}
     options = EngineConfig(
         model=write_config(folder / "model", config, small=False),
@@ -71,13 +81,13 @@ def served(config: dict[str, Any], folder: Path, steps: int) -> Variants:
         page_size=64,
         memory_bytes=1 << 29,
         overlap=False,
+        **more,
     )
     read = read_config(options.model, options.dtype, options.ssm_dtype)
     model = build_model(read, DummyWeights(), torch.device("cpu"), kernels=NoProducts())
-    graphed = GraphedModel(model, options.max_running, RerunCapture())
-    with counted_variants() as captured:
-        engine = Engine(options, graphed, None, stream=InlineStream())
-    assert captured
+    with counted_variants() as at_start:
+        graphed = CountedCapture(model, at_start, options.max_running)
+        engine = Engine(options, graphed if options.graphs else model, None, InlineStream())
     rng = random.Random(0)
     serial = 0
     with counted_variants() as met:
@@ -89,7 +99,21 @@ def served(config: dict[str, Any], folder: Path, steps: int) -> Variants:
                 tokens = tuple(rng.randrange(3, 300) for _ in range(prompt))
                 engine.submit(RequestSpec(f"r{serial}", tokens, sampling_of(rng)))
             engine.step()
-    return met.without(captured)
+    return at_start.without(graphed.captured), met.without(at_start)
+
+
+class CountedCapture(GraphedModel):
+    """A replayed model with the variants that were met before its decode steps were captured, and
+    while they were."""
+
+    def __init__(self, model: Model, met: Variants, max_rows: int) -> None:
+        super().__init__(model, max_rows, RerunCapture())
+        self._met = met
+        self.captured = Variants()
+
+    def capture(self, *memory: Any) -> None:
+        super().capture(*memory)
+        self.captured = deepcopy(self._met)
 
 
 def sampling_of(rng: random.Random) -> SamplingParams:
@@ -103,13 +127,27 @@ def sampling_of(rng: random.Random) -> SamplingParams:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("steps", [150, pytest.param(1000, marks=pytest.mark.chaos)])
-def test_random_steps_meet_few_variants(family: str, steps: int, tmp_path: Path) -> None:
-    variants = served(FAMILIES[family], tmp_path, steps)
-    assert len(variants.of) >= 10
-    assert len(variants) <= MOST, str(variants)
-    varying = set().union(*(variants.varying(kernel) for kernel in variants.of))
-    assert varying <= TILES | OF_LAYERS | FILTERS, str(variants)
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        (100, {}),
+        (60, DRAFTS),
+        pytest.param(1000, {}, marks=pytest.mark.chaos),
+        pytest.param(1000, DRAFTS, marks=pytest.mark.chaos),
+        pytest.param(1000, EAGER, marks=pytest.mark.chaos),
+    ],
+    ids=["few", "drafts", "many", "many-drafts", "many-eager"],
+)
+def test_random_steps_meet_no_variant_that_the_start_has_not_met(
+    family: str, steps: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    at_start, later = variants_of(FAMILIES[family], tmp_path, steps, **options)
+    assert not later, str(later)
+    assert len(at_start.of) >= 10
+    # Without captures, those of decode steps are among them.
+    assert len(at_start) <= (2 * MOST if options == EAGER else MOST), str(at_start)
+    varying = set().union(*(at_start.varying(kernel) for kernel in at_start.of))
+    assert varying <= TILES | OF_LAYERS | FILTERS | REPLAYED, str(at_start)
 
 
 def test_each_name_means_the_same_in_every_kernel() -> None:
