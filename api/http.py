@@ -18,6 +18,7 @@ from baton.api.access.client_limits import MAX_BODY_BYTES
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.access.key_gate import KeyGate
+from baton.api.admission.defaults import PING_S
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
@@ -64,21 +65,22 @@ def make_app(
     keys: KeyGate | None = None,
     calls: CallLog | None = None,
     metrics_of_clients: ClientMetrics | None = None,
+    ping_s: float = PING_S,
 ) -> Starlette:
     """Return the application with all endpoints; failures have OpenAI's error body.
 
     more_routes: endpoints that only one kind of server has. The caller closes what it passes
     in. browsers: which pages may call; None: those of the server's own address.
     keys: None serves everybody. calls: None logs no call.
-    metrics_of_clients: where parts of requests that are left out are counted. Raises ConfigError
-    for a route without a scope.
+    metrics_of_clients: where parts of requests that are left out are counted. ping_s: see
+    `EventStream`. Raises ConfigError for a route without a scope.
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
-    completions = CompletionsEndpoint(backend, text, bodies)
+    completions = CompletionsEndpoint(backend, text, bodies, ping_s)
     turns = ChatTurns(backend, text)
-    chat = ChatEndpoint(turns, bodies)
-    responses = ResponsesEndpoint(turns, bodies)
-    messages = MessagesEndpoint(turns, bodies)
+    chat = ChatEndpoint(turns, bodies, ping_s)
+    responses = ResponsesEndpoint(turns, bodies, ping_s)
+    messages = MessagesEndpoint(turns, bodies, ping_s)
     tokens = TokenEndpoints(backend, text, bodies)
     plain = PlainEndpoints(backend, details=keys is None)
     routes: list[BaseRoute] = [

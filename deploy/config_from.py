@@ -119,6 +119,7 @@ def router_from(model: Path, options: dict[str, Any]) -> RouterConfig:
         worker_wait_s=options["worker_wait"],
         request_timeout_s=options["request_timeout"],
         incremental_streaming_output=options["incremental_streaming_output"],
+        ping_s=options["sse_ping_interval"],
         allowed_hosts=options["allowed_hosts"],
         api_keys=options["api_keys"],
         cors_origins=options["cors_origins"],

@@ -10,6 +10,7 @@ from baton.api.admission.defaults import (
     KEY_SLOWDOWN,
     MAX_QUEUED,
     MAX_QUEUED_TOKENS,
+    PING_S,
     REQUEST_TIMEOUT_S,
     WORKER_WAIT_S,
 )
@@ -106,7 +107,12 @@ def listen_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option for what streams of `/generate` send."""
+    """Add the options for what streams send."""
+    command = click.option(
+        "--sse-ping-interval", type=Seconds(0), default=PING_S, show_default=True,
+        help="Seconds of silence after which a stream over HTTP sends a comment, or Anthropic's "
+        "ping, so that no proxy cuts it; its status line too, if it has sent none yet. 0: never.",
+    )(command)  # fmt: skip
     return click.option(
         "--incremental-streaming-output", is_flag=True,
         help="Streams of /generate send only new text; by default, the whole reply so far.",

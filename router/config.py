@@ -8,6 +8,7 @@ from baton.api.admission.defaults import (
     KEY_SLOWDOWN,
     MAX_QUEUED,
     MAX_QUEUED_TOKENS,
+    PING_S,
     REQUEST_TIMEOUT_S,
     WORKER_WAIT_S,
 )
@@ -52,6 +53,7 @@ class RouterConfig:
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     incremental_streaming_output: bool = False  # /generate streams send new text only
+    ping_s: float = PING_S  # the silence after which a stream sends a ping; 0: never
     allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     control: Path | None = None  # the socket of whoever runs the cluster; None: nobody

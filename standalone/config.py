@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.access.client_limits import ClientLimits
+from baton.api.admission.defaults import PING_S
 from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.rpc.server_certificate import CertificateFiles
@@ -21,6 +22,7 @@ class StandaloneConfig:
     grpc_port: int = 0
     served_model_name: str | None = None  # None: the folder's name
     incremental_streaming_output: bool = False  # of /generate: only new text
+    ping_s: float = PING_S  # the silence after which a stream sends a ping; 0: never
     unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
     sampling_defaults: SamplingDefaults = SamplingDefaults.MODEL  # what requests leave out
     template: TemplateOptions = field(default_factory=TemplateOptions)

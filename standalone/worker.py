@@ -183,11 +183,13 @@ class StandaloneWorker:
                 text,
                 unknown_fields=clients.unknown_fields,
                 incremental=clients.incremental_streaming_output,
+                ping_s=clients.ping_s,
             ),
             browsers=clients.browsers,
             keys=keys,
             calls=calls,
             metrics_of_clients=guard.metrics,
+            ping_s=clients.ping_s,
         )
         return HttpServer(app, clients.host, clients.http_port, self._owner, tls, guard)
 

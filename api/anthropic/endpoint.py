@@ -24,6 +24,7 @@ class MessagesEndpoint:
 
     turns: ChatTurns
     bodies: BodyReader
+    ping_s: float  # of silent streams
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, MessagesBody)
@@ -31,8 +32,14 @@ class MessagesEndpoint:
         turn = await self.turns.begin(request, body.whole_chat_body(), thinking_tokens=budget)
         writer = MessageWriter(turn.model.model_id, turn.prompt_tokens)
         if body.stream:
-            events = _events(turn, writer)
-            return EventStream(events, encode=named_event, of_error=anthropic_error, last=b"")
+            return EventStream(
+                _events(turn, writer),
+                ping_s=self.ping_s,
+                encode=named_event,
+                failure=lambda error: [anthropic_error(error)],
+                last=b"",
+                ping=named_event({"type": "ping"}),
+            )
         await unless_disconnected(request.receive, _collect(turn, writer))
         return JSONResponse(writer.message)
 

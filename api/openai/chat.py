@@ -22,6 +22,7 @@ class ChatEndpoint:
 
     turns: ChatTurns
     bodies: BodyReader
+    ping_s: float  # of silent streams
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, ChatBody)
@@ -38,7 +39,7 @@ class ChatEndpoint:
             predicted=body.prediction is not None,
         )
         if body.stream:
-            return EventStream(chunks(envelope, form, turn.deltas))
+            return EventStream(chunks(envelope, form, turn.deltas), ping_s=self.ping_s)
         answers = await unless_disconnected(
             request.receive, collect(turn.deltas, len(turn.parsers))
         )

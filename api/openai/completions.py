@@ -30,6 +30,7 @@ class CompletionsEndpoint:
     backend: Backend
     text: TextService
     bodies: BodyReader
+    ping_s: float  # of silent streams
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, CompletionBody)
@@ -72,7 +73,7 @@ class CompletionsEndpoint:
             f"cmpl-{reply_id}", "text_completion", model.model_id, body.computed, body.include_usage
         )
         if body.stream:
-            return EventStream(chunks(envelope, form, deltas))
+            return EventStream(chunks(envelope, form, deltas), ping_s=self.ping_s)
         answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
         best = best_of(answers, body.computed, body.choices)
         choices = [form.whole(i, answers[i]) | {"index": n} for n, i in enumerate(best)]

@@ -14,7 +14,6 @@ from baton.api.request_body import BodyReader
 from baton.api.responses.body import ResponsesBody, own_fields
 from baton.api.responses.writer import ResponseWriter
 from baton.api.sse import EventStream, named_event
-from baton.core.errors import ApiError
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class ResponsesEndpoint:
 
     turns: ChatTurns
     bodies: BodyReader
+    ping_s: float  # of silent streams
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, ResponsesBody)
@@ -30,26 +30,24 @@ class ResponsesEndpoint:
             turn = await self.turns.begin(request, body.chat_body())
         writer = ResponseWriter(body, turn.model.model_id, self.turns.text.table)
         if body.stream:
-            return EventStream(_events(turn, writer), encode=named_event, last=b"")
+            return EventStream(
+                _events(turn, writer),
+                ping_s=self.ping_s,
+                encode=named_event,
+                failure=writer.fail,
+                last=b"",
+            )
         await unless_disconnected(request.receive, _collect(turn, writer))
         return JSONResponse(writer.response)
 
 
 async def _events(turn: ChatTurn, writer: ResponseWriter) -> AsyncGenerator[dict[str, Any], None]:
-    begun = False
-    try:
-        async with aclosing(turn.parts()) as parts:
-            async for each in parts:
-                if not begun:
-                    begun = True
-                    for event in writer.begin():
-                        yield event
-                for event in writer.push(each):
-                    yield event
-    except ApiError as error:
-        if not begun:
-            raise
-        yield writer.fail(error)
+    async with aclosing(turn.parts()) as parts:
+        async for each in parts:
+            for event in writer.begin():
+                yield event
+            for event in writer.push(each):
+                yield event
 
 
 async def _collect(turn: ChatTurn, writer: ResponseWriter) -> None:

@@ -43,6 +43,9 @@ class ResponseWriter:
         self._logprobs: list[EventJson] = []  # of tokens whose text is not out yet
 
     def begin(self) -> Iterator[EventJson]:
+        """Yield the events before all others, unless they were."""
+        if self._sequence:
+            return
         yield self._event("response.created", response=self._snapshot())
         yield self._event("response.in_progress", response=self._snapshot())
 
@@ -61,13 +64,14 @@ class ResponseWriter:
         if parts.finished is not None:
             yield from self._finish(parts.finished)
 
-    def fail(self, error: ApiError) -> EventJson:
-        """Return the event of an answer that failed on its way."""
+    def fail(self, error: ApiError) -> Iterator[EventJson]:
+        """Yield the events of an answer that failed on its way, maybe before its first token."""
+        yield from self.begin()
         busy = error.code is ErrorCode.OVERLOADED
         code = "rate_limit_exceeded" if busy else "server_error"
         self.response["status"] = "failed"
         self.response["error"] = {"code": code, "message": error.message}
-        return self._event("response.failed", response=self._snapshot())
+        yield self._event("response.failed", response=self._snapshot())
 
     def _finish(self, finished: Finished) -> Iterator[EventJson]:
         cut = finished.reason is FinishReason.LENGTH

@@ -42,6 +42,7 @@ class GenerateEndpoint:
     text: TextService
     bodies: BodyReader
     incremental: bool  # streams send new text only
+    ping_s: float  # of silent streams
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, GenerateBody)
@@ -53,7 +54,7 @@ class GenerateEndpoint:
                 await self._add(call, asked, body, model, request, deadline)
         several = body.batched or len(call.answers) > 1
         if body.stream:
-            return EventStream(_chunks(call, several, self.incremental))
+            return EventStream(_chunks(call, several, self.incremental), ping_s=self.ping_s)
         await unless_disconnected(request.receive, _collect(call))
         replies = [answer.json() for answer in call.answers]
         return JSONResponse(replies if several else replies[0])

@@ -6,6 +6,7 @@ Names come from SGLang's documentation. Replies have its fields and some of Bato
 from starlette.routing import BaseRoute, Route
 
 from baton.api.access.client_limits import MAX_BODY_BYTES
+from baton.api.admission.defaults import PING_S
 from baton.api.backend import Backend
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.request_body import BodyReader
@@ -21,14 +22,15 @@ def sglang_routes(
     max_body_bytes: int = MAX_BODY_BYTES,
     unknown_fields: UnknownFields = UnknownFields.WARN,
     incremental: bool = False,
+    ping_s: float = PING_S,
 ) -> list[BaseRoute]:
     """Return the routes, without `/health`, which every application has.
 
     incremental: streams of `/generate` send new text only (SGLang's --incremental-streaming-
-    output).
+    output). ping_s: see `EventStream`.
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
-    generate = GenerateEndpoint(backend, text, bodies, incremental)
+    generate = GenerateEndpoint(backend, text, bodies, incremental, ping_s)
     admin = SglangAdmin(backend, bodies, incremental)
     routes: list[BaseRoute] = [
         Route("/generate", generate.post, methods=["POST", "PUT"]),

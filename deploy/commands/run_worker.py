@@ -118,6 +118,7 @@ def _standalone_config(host: str, options: dict[str, Any]) -> StandaloneConfig:
         grpc_port=options["grpc_port"],
         served_model_name=options["served_model_name"],
         incremental_streaming_output=options["incremental_streaming_output"],
+        ping_s=options["sse_ping_interval"],
         unknown_fields=UnknownFields(options["unknown_fields"]),
         sampling_defaults=SamplingDefaults(options["sampling_defaults"]),
         template=template_from(options),

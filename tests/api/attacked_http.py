@@ -80,7 +80,7 @@ class Server:
                 self.gone.set()
 
         async def event_stream(request: Request) -> Response:
-            return EventStream(events(float(request.query_params["count"])))
+            return EventStream(events(float(request.query_params["count"])), ping_s=0)
 
         async def refuse(_: Request) -> Response:
             return PlainTextResponse("no", 401)

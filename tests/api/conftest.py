@@ -14,8 +14,10 @@ from fake_backend import Connect, FakeBackend, Serve
 
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.http import MetricsPage, make_app
+from baton.api.server.http_server import HttpServer
 from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
+from baton.core.supervised import ProcessSupervisor
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -112,5 +114,26 @@ def serve(backend: FakeBackend, text: TextService) -> Serve:
             finally:
                 server.should_exit = True
                 await asyncio.wait_for(task, 60)
+
+    return run
+
+
+@pytest.fixture
+def serve_pinging(backend: FakeBackend, text: TextService) -> Serve:
+    """Baton's own server, whose streams send a ping after a hundredth of a second of silence."""
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[str]:
+        routes = sglang_routes(backend, text, ping_s=0.01)
+        app = make_app(backend, text, more_routes=routes, ping_s=0.01)
+        owner = ProcessSupervisor()
+        owner.use_running_loop()
+        server = HttpServer(app, "127.0.0.1", 0, owner)
+        await server.start()
+        try:
+            yield f"http://127.0.0.1:{server.port}"
+        finally:
+            await server.stop(5)
+            await owner.close()
 
     return run

@@ -265,6 +265,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--tp", "2", "--decode-tp", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
+        "--sse-ping-interval", "3",
         "--unknown-fields", "refuse", "--sampling-defaults", "none",
         "--chat-template", __file__, "--default-chat-template-kwargs", '{"a": 1}',
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
