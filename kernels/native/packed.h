@@ -108,17 +108,19 @@ void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) 
 
 template <class T, class F>
 void multiply_panels(const PackedLinear& a, Team& team, int64_t x_stride, F activations) {
-  constexpr int64_t PART = 4;  // panels of one piece of work
   const int64_t all = (a.outputs + LANES - 1) / LANES;
-  // 7 or 8 rows meet two panels at a time, and so each of them once; of more rows, the activations
-  // would not stay in the nearest cache.
-  const bool by_four = a.rows > 1 && a.rows != 7 && a.rows != 8;
-  team.each((all + PART - 1) / PART, [&](int64_t part) {
-    int64_t panel = part * PART;
-    const int64_t end = panel + PART < all ? panel + PART : all;
+  // 7 or 8 rows meet three panels at a time, and so each of them once; of more rows, the activations
+  // would not stay in the nearest cache. Two at a time take 1.3 times as long, four do not fit the
+  // registers.
+  const int64_t together = a.rows == 1 ? 1 : a.rows == 7 || a.rows == 8 ? 3 : 4;
+  const int64_t piece = together == 3 ? 6 : 4;  // panels of one piece of work
+  team.each((all + piece - 1) / piece, [&](int64_t part) {
+    int64_t panel = part * piece;
+    const int64_t end = panel + piece < all ? panel + piece : all;
     const T* x = activations();
     // One row meets panel after panel, as they lie: 10 % faster than four streams at once.
-    if (by_four && panel + 4 == end) panels<T, 4>(a, x, x_stride, panel), panel += 4;
+    if (together == 4 && panel + 4 == end) panels<T, 4>(a, x, x_stride, panel), panel += 4;
+    for (; together == 3 && panel + 3 <= end; panel += 3) panels<T, 3>(a, x, x_stride, panel);
     for (; a.rows > 1 && panel + 2 <= end; panel += 2) panels<T, 2>(a, x, x_stride, panel);
     for (; panel < end; panel++) panels<T, 1>(a, x, x_stride, panel);
   });
