@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import RequestError
+from baton.core.errors import RequestError, StoppedError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.decode.answer import Answer, Outgoing
@@ -231,6 +231,8 @@ class RankRequest:
 
     def _not_adopted(self, error: BaseException, reservation: Reservation | None = None) -> None:
         """Go on elsewhere: the engine has refused what was handed over, or the prompt."""
+        if isinstance(error, StoppedError):
+            return  # the engine has ended: `fail` follows once the routers have heard
         if reservation is not None:
             self._rank.grants.give_back(reservation)
         match self.phase:

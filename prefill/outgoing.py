@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
+from baton.core.errors import StoppedError
 from baton.core.supervised import OnFailure, spawn
 from baton.engine.request.events import (
     ChunkComputed,
@@ -154,6 +155,8 @@ class OutgoingHandoff:
         self._end(HandoffState.FAILED, error.message)
 
     def _raised(self, error: BaseException) -> None:
+        if isinstance(error, StoppedError):
+            return  # the engine has ended: `fail` follows once the routers have heard
         self.fail(error_of(error, self._context.worker_id))
 
     def _scheduled(self, event: Scheduled, at_s: float) -> None:

@@ -54,12 +54,13 @@ class Registration:
         self._goodbye = asyncio.Event()
         self._returned = asyncio.Event()
         self._renewal = asyncio.Event()
+        self._closing = False  # for good
         self._told: int | None = None  # of the cache, to this connection; None: nothing
         self._keeps_details = False  # the router remembers what does not change
 
     async def run(self) -> None:
-        """Stay registered until cancelled."""
-        while True:
+        """Stay registered until cancelled or closed."""
+        while not self._closing:
             try:
                 await self._attend()
             except BatonError as lost:
@@ -69,6 +70,8 @@ class Registration:
                 self._goodbye.set()  # nobody is left to hear it
                 self._returned.set()
             check_cancelled()
+            if self._closing:
+                break
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
@@ -87,6 +90,15 @@ class Registration:
         if self.router_id is not None:
             self._returned.clear()
             await self._returned.wait()
+
+    async def close(self) -> None:
+        """End the registration for good, and wait until the router has dropped this worker, which
+        it then takes for lost: it is started again."""
+        self._closing = True
+        self._renewal.set()
+        self._goodbye.clear()
+        if self.router_id is not None:
+            await self._goodbye.wait()
 
     def divided(self) -> None:
         """Tell the router of its share soon: it may have changed."""
@@ -119,7 +131,7 @@ class Registration:
                     self._listen(call),
                     self._report(call, number, details),
                     self._tell_shares(call),
-                    self._renewed(),
+                    self._renewed(call),
                 )
             except aio.AioRpcError as failed:
                 raise error_from_proto(error_of_call(failed, self._router)) from failed
@@ -186,8 +198,12 @@ class Registration:
         while True:
             await self._hear(call)
 
-    async def _renewed(self) -> None:
+    async def _renewed(self, call: aio.StreamStreamCall) -> None:
         await self._renewal.wait()
+        if self._closing:  # the router ends its side when it has read this end
+            async with self._writing:
+                await call.done_writing()
+            await call.code()
         raise self._lost("this worker registers again")
 
     async def _hear(self, call: aio.StreamStreamCall) -> worker_pb2.RegistryReply:

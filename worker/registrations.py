@@ -41,6 +41,10 @@ class Registrations:
         await asyncio.gather(*(each.heard_leaving() for each in self))
         return any(True for _ in self)
 
+    async def close(self) -> None:
+        """End all registrations for good; return when no router has this worker any more."""
+        await asyncio.gather(*(each.close() for each in self))
+
     def _begin(self, address: str, name: str | None = None) -> Registration:
         context = self._context
         registration = Registration(
@@ -54,7 +58,7 @@ class Registrations:
         )
         # ANEW: each connection begins with all that the router has to know.
         named = f"registration with {name or address}"
-        spawn(registration.run, context.owner, OnFailure.ANEW, named)
+        spawn(registration.run, context.owner, OnFailure.ANEW, named, may_return=True)
         return registration
 
     def _tell_shares(self) -> None:

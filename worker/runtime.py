@@ -33,6 +33,7 @@ MakeRole = Callable[[WorkerContext], RoleService]
 DRAIN_POLL_S = 0.02
 PLACED_BEFORE_S = 0.1  # for requests that a router placed here before it heard of the leaving
 LEAVE_NOTICE_S = 1.0  # for routers to acknowledge that this worker leaves
+END_NOTICE_S = 0.5  # for routers to drop this worker when its engine has ended
 ENGINE_STOP_S = 60.0  # the longest step
 
 
@@ -180,7 +181,13 @@ class WorkerRuntime:
         self._owner.end("delivery of the engine's events", error)
 
     async def _tell_end(self, error: StoppedError) -> None:
-        """Let requests go on elsewhere, and say to whoever asks that this process ends."""
+        """Leave the routers, let requests go on elsewhere, and say to whoever asks that this
+        process ends. A router that still had this worker would place the same requests here again
+        at once, until they have no attempt left.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_NOTICE_S):
+                await self._registrations.close()
         self._role.on_end(error)
         await self._server.report_not_serving()
 
