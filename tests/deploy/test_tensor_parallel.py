@@ -136,6 +136,18 @@ async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Or
         assert accepted_drafts(cluster)
 
 
+@pytest.mark.cluster
+async def test_a_lost_rank_of_the_only_prefill_worker_costs_no_answer(
+    engine: EngineConfig, oracle: Oracle
+) -> None:
+    """Its requests wait for the worker's next life, and spend no further attempt on this one."""
+    with running(engine, prefill_tp=2, decode_dp=2) as cluster:
+        served = Served(cluster, engine, oracle)
+        served.start()
+        await served.take("prefill-0", FOLLOWER, signal.SIGKILL)
+        await served.stop()
+
+
 def drafting(engine: EngineConfig) -> EngineConfig:
     """The prompts come again and again, so that the texts of answers have right drafts."""
     return replace(
