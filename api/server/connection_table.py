@@ -18,6 +18,9 @@ SHED = 32
 """Connections beyond the limit that are accepted to say so, and for `/health`."""
 GRACE_S = 0.25
 """The time in which a connection may begin a request before it gives way to a new one."""
+OPENING_S = 3.0
+"""The time that a TLS handshake may take before it gives way: in a burst, most of it is a wait for
+our own work, and who gives way in it cannot be told why."""
 PLACE_S = 0.01
 """The pause before another try where all places are taken by clients that had no time to send a
 request."""
@@ -38,7 +41,7 @@ class Connection:
     """One accepted connection."""
 
     client: str  # as `client_of` returns it
-    since: float  # when it was accepted, or its last answer ended
+    since: float  # when it was accepted, its handshake was over, or its last answer ended
     drop: Callable[[], object] = lambda: None  # closes it at once; set when it is accepted
     has_sent: Callable[[], bool] = lambda: False  # bytes wait to be read; set with `drop`
     served_by: Guarded | None = None  # set when its handshake is over
@@ -150,6 +153,11 @@ class ConnectionTable:
             del self._clients[connection.client]
         self._count()
 
+    def served(self, connection: Connection, by: Guarded, drop: Callable[[], object]) -> None:
+        """Record that a connection's handshake is over, and who serves it."""
+        connection.served_by, connection.drop = by, drop
+        connection.since = self._clock()
+
     def busy(self, connection: Connection) -> None:
         """Record that a request has begun: the connection no longer gives way."""
         if connection in self._open:
@@ -188,9 +196,10 @@ class ConnectionTable:
 
     def _gives_way(self, connection: Connection) -> bool:
         """Return True for a connection without a request that had its time to begin one."""
+        time_s = OPENING_S if connection.served_by is None else GRACE_S
         return (
             connection in self._clients[connection.client].idle
-            and self._clock() - connection.since >= GRACE_S
+            and self._clock() - connection.since >= time_s
             and not connection.has_sent()
         )
 

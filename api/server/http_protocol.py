@@ -101,8 +101,7 @@ class GuardedHttp(BufferedHttp):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._place.served_by = self
-        self._place.drop = self.give_way
+        self._table.served(self._place, self, self.give_way)
         if self._place.shed is not None:
             self.app = _Shedding(self.app, self._place.shed, self._calls, admit=self._admit)
 

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.access.client_limits import ClientLimits
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.server.acceptor import Acceptor
-from baton.api.server.connection_table import GRACE_S, SHED, ConnectionTable
+from baton.api.server.connection_table import GRACE_S, OPENING_S, SHED, ConnectionTable
 from baton.rpc.client_tls import ClientTls
 
 CLOSING_GET = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -144,6 +145,32 @@ async def test_a_task_that_is_cancelled_before_its_first_step_closes_its_socket(
         listener.close()
 
 
+class Silent:
+    """A protocol whose deadlines never pass."""
+
+    def check(self) -> None:
+        pass
+
+
+def test_a_handshake_gives_way_later_and_its_end_gives_the_time_for_a_request() -> None:
+    now = 0.0
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(client_connections=2), 64, metrics, lambda: now)
+    dropped: list[int] = []
+    places = [table.opened("10.0.0.1") for _ in range(2)]
+    for at, place in enumerate(places):
+        place.drop = partial(dropped.append, at)
+    now = OPENING_S - 0.01
+    over = table.opened("10.0.0.1")
+    assert over.shed is not None and not dropped
+    table.check()
+    assert len(table) == 3, "it is told that it is too many once its handshake is over"
+    table.closed(over)
+    table.served(places[0], Silent(), places[0].drop)
+    now = OPENING_S
+    assert table.opened("10.0.0.1").shed is None and dropped == [1]
+
+
 def test_who_has_sent_something_or_has_just_come_does_not_give_way() -> None:
     now = 0.0
     limits = ClientLimits(client_connections=2)
@@ -152,8 +179,10 @@ def test_who_has_sent_something_or_has_just_come_does_not_give_way() -> None:
     dropped: list[int] = []
     places = [table.opened("10.0.0.1") for _ in range(2)]
     for at, place in enumerate(places):
-        place.drop = lambda at=at: dropped.append(at)  # type: ignore[misc]
-    assert table.opened("10.0.0.1").shed is not None and not dropped
+        table.served(place, Silent(), partial(dropped.append, at))
+    over = table.opened("10.0.0.1")
+    assert over.shed is not None and not dropped
+    table.served(over, Silent(), lambda: None)
     now = GRACE_S
     places[0].has_sent = lambda: True
     table.closed(table.opened("10.0.0.1"))
