@@ -168,9 +168,12 @@ def allow_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
     rows:   [n] int64 into R
     masks:  [n, W] int64; bit `i % 64` of word `i // 64` is set where token `i` may come
     """
-    bits = masks[:, :, None] >> torch.arange(64, device=masks.device) & 1
-    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+    # In bytes, of which CPUs and GPUs have the lowest bits first: a word a bit would take eight
+    # bytes a logit, more than a step's memory is planned for.
+    octets = masks.contiguous().view(torch.uint8)
+    places = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    ruled_out = (octets[:, :, None] >> places & 1).flatten(1)[:, : logits.shape[1]] == 0
+    logits.index_copy_(0, rows, logits[rows].masked_fill_(ruled_out, -torch.inf))
 
 
 def log_probs(logits: Tensor, token_ids: Tensor, top_n: int, asked_ids: Tensor) -> LogProbs:

@@ -31,6 +31,13 @@ class HostPack:
             self._buffer.extend(values)
         self._fields[name] = slice(start, len(self._buffer))
 
+    def masks(self, name: str, masks: Iterable["array[int]"]) -> None:
+        """Add a field of int64 from arrays of such, without making a Python number of each."""
+        start = len(self._buffer)
+        for mask in masks:
+            self._buffer.extend(mask)
+        self._fields[name] = slice(start, len(self._buffer))
+
     def same(self, name: str, other: str) -> None:
         """Let field `name` be field `other`, which is there already."""
         self._fields[name] = self._fields[other]

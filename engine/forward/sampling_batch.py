@@ -80,11 +80,9 @@ def pack_sampling(draws: Draws, asking: Asking, scored: Scored, pack: HostPack) 
         pack.ints("short_draws", short)
         pack.ints("short_rows", draws.table_rows[short])
         pack.ints("short_least", [draws.each[i].sampling.min_tokens for i in short.tolist()])
-        masks = [
-            (i, draws.each[i].allowed or ()) for i in np.flatnonzero(records["masked"]).tolist()
-        ]
-        pack.ints("allowed_rows", [i for i, _ in masks])
-        pack.ints("allowed", chain.from_iterable(mask for _, mask in masks))
+        pack.ints("allowed_rows", np.flatnonzero(records["masked"]))
+        masks = (draw.allowed for draw in draws.each)
+        pack.masks("allowed", (mask for mask in masks if mask is not None))
     pack.ints("logprob_rows", [i for i, _ in asking])
     wanted = [draw.sampling.logprob_token_ids for _, draw in asking]
     _pack_asked("logprob_asked", [(asked, 1) for asked in wanted], pack)
