@@ -10,7 +10,7 @@ from baton.api.call_log import record_in
 from baton.api.errors import error_body
 from baton.core.drafts import DraftSource
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError
+from baton.core.errors import ApiError, StoppingError
 from baton.core.finish import Finished
 from baton.rpc.errors import RETRY_AFTER, retry_after
 
@@ -38,6 +38,8 @@ def error_response(err: ApiError, path: str = "") -> ErrorReply:
     headers = {}
     if err.retry_after_s is not None:
         headers[RETRY_AFTER] = str(retry_after(err.retry_after_s))
+    if isinstance(err, StoppingError):
+        headers["connection"] = "close"
     if err.code is ErrorCode.DEADLINE_EXCEEDED:
         headers[SHOULD_RETRY] = "false"
     if err.code is ErrorCode.UNAUTHENTICATED:

@@ -17,6 +17,7 @@ BatonError                     INTERNAL
 ├── RequestError               INVALID_REQUEST    one request is wrong
 │   └── TooLargeError          TOO_LARGE          a request that cannot fit even alone
 ├── ApiError                   chosen by whoever raises it; what clients and peers are told
+│   └── StoppingError          UNAVAILABLE        a request to a server that stops
 ├── TextError                  INVALID_REQUEST    [text]
 │   ├── EncodingError          INVALID_REQUEST    text without token ids, or ids without text
 │   ├── ChatTemplateError      INVALID_REQUEST    messages that cannot be rendered
@@ -137,6 +138,8 @@ class TooLargeError(RequestError):
 
 ROUTER = "router"
 """The `origin` of what a router finds wrong itself."""
+RETRY_S = 1.0
+"""The time after which a client may try again at another server, or at the next start of this."""
 
 
 class ApiError(BatonError):
@@ -175,3 +178,12 @@ class ApiError(BatonError):
     def replaceable(self) -> bool:
         """The cluster may try the request on another worker."""
         return self.status.replaceable
+
+
+class StoppingError(ApiError):
+    """The refusal of a server that stops, by which clients let go of their connections to it."""
+
+    code = ErrorCode.UNAVAILABLE
+
+    def __init__(self, message: str, origin: str = ROUTER) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message, origin=origin, retry_after_s=RETRY_S)

@@ -353,7 +353,7 @@ class RouterBackend:
         self.explanations.keep(live)
         if live.trace is not None:
             live.trace.ended(live.outcome)
-        self._metrics.ended(live.outcome, live.request.owner)
+        self._metrics.ended(live.outcome, live.request.owner, live.broken_off(self._clock()))
         if self._dump is not None:
             arrived, tokens = live.times.arrived, len(live.output_ids)
             self._dump.ended(live.request, arrived, tokens, live.outcome)

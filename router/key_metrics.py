@@ -27,13 +27,13 @@ class KeyMetrics:
         )
         self._tokens = Counter(
             "baton_router_key_tokens",
-            "Prompt and output tokens of an API key's requests that a rank finished.",
+            "Prompt and output tokens of an API key's requests that had a first token.",
             ("key", "kind"),
             registry=registry,
         )
         self._cached = Counter(
             "baton_router_key_cached_tokens",
-            "Prompt tokens of an API key's requests that were not computed, but cached.",
+            "Prompt tokens of an API key's requests that finished, cached and not computed.",
             ("key",),
             registry=registry,
         )
@@ -44,7 +44,7 @@ class KeyMetrics:
             self._requests.labels(self._label(owner), outcome).inc()
 
     def finished(self, owner: str | None, usage: Usage) -> None:
-        """Count the tokens of a request that its rank finished."""
+        """Count the tokens of a request that has ended."""
         if owner is None:
             return
         label = self._label(owner)

@@ -10,6 +10,7 @@ from baton.router.cluster_metrics import ClusterMetrics
 from baton.router.key_metrics import KeyMetrics
 from baton.router.latency_histogram import LatencyHistogram
 from baton.router.metric_factory import BUCKETS, RouterMetricFactory
+from baton.router.request_times import BrokenOff
 
 TTFT_PARTS = ("router_queue", "prefill_queue", "prefill", "delivery", "network")
 SECOND_TOKEN_PARTS = ("transfer", "decode_wait", "first_decode_step")
@@ -28,10 +29,13 @@ class RouterMetrics:
             "requests", "Requests that ended, by finish reason or error code.", "outcome"
         )
         self._tokens = make.counter(
-            "tokens", "Prompt and output tokens of requests that a rank finished.", "kind"
+            "tokens",
+            "Prompt and output tokens of requests that had a first token.",
+            "kind",
         )
         self._cached_tokens = make.counter(
-            "cached_tokens", "Prompt tokens that were not computed, because they were cached."
+            "cached_tokens",
+            "Prompt tokens of finished requests that were cached, not computed.",
         )
         self._state_hits = make.counter(
             "state_hits", "Attempts for which a rank was known to hold the state of a prefix."
@@ -94,17 +98,22 @@ class RouterMetrics:
     def dispatched(self, queue_s: float) -> None:
         self._queue.observe(queue_s)
 
-    def ended(self, outcome: str, owner: str | None) -> None:
-        """Count the end of a request; called once for each request. owner: its API key's name."""
+    def ended(self, outcome: str, owner: str | None, broken_off: BrokenOff | None = None) -> None:
+        """Count the end of a request; called once for each request.
+
+        owner: its API key's name. broken_off: what there was of one that no rank finished.
+        """
         self._requests.labels(outcome).inc()
         self._keys.ended(owner, outcome)
+        if broken_off is not None:
+            self._count(broken_off.usage, owner)
+            self._e2e.observe(broken_off.e2e_s)
+            if broken_off.ttft_s is not None:
+                self._ttft.observe(broken_off.ttft_s)
 
     def finished(self, usage: Usage, timings: Timings, owner: str | None) -> None:
         """Record a request that its rank finished. owner: its API key's name."""
-        self._keys.finished(owner, usage)
-        self._tokens.labels("prompt").inc(usage.prompt_tokens)
-        self._tokens.labels("output").inc(usage.completion_tokens)
-        self._cached_tokens.inc(usage.cached_tokens)
+        self._count(usage, owner)
         self._e2e.observe(timings.e2e_us / 1e6)
         if timings.ttft_us:
             self._ttft.observe(timings.ttft_us / 1e6)
@@ -113,6 +122,12 @@ class RouterMetrics:
         if usage.completion_tokens > 1:
             for part, us in zip(self._second_parts, _second_parts(timings), strict=True):
                 part.observe(us / 1e6)
+
+    def _count(self, usage: Usage, owner: str | None) -> None:
+        self._keys.finished(owner, usage)
+        self._tokens.labels("prompt").inc(usage.prompt_tokens)
+        self._tokens.labels("output").inc(usage.completion_tokens)
+        self._cached_tokens.inc(usage.cached_tokens)
 
 
 def _ttft_parts(t: Timings) -> tuple[int, ...]:

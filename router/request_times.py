@@ -3,9 +3,18 @@
 Only durations are exchanged between processes, because their clocks are not comparable.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from baton.core.finish import Timings
+from baton.core.finish import Timings, Usage
+
+
+@dataclass(frozen=True)
+class BrokenOff:
+    """The part that there was of a request whose client left, or which failed."""
+
+    usage: Usage  # its prompt counts once a token was written
+    ttft_s: float | None  # None: no token came
+    e2e_s: float  # up to its end
 
 
 class RequestTimes:

@@ -14,9 +14,10 @@ from baton.api.client_salt import in_scope
 from baton.api.errors import invalid, refused
 from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError, RequestError, StoppedError
-from baton.core.finish import Finished
+from baton.core.errors import ApiError, RequestError, StoppedError, StoppingError
+from baton.core.finish import Finished, FinishReason
 from baton.engine.engine import Engine
+from baton.engine.request.events import RequestFinished
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
@@ -26,6 +27,7 @@ from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
+from baton.worker.metrics import WorkerMetrics
 from baton.worker.settings import engine_settings
 
 
@@ -51,6 +53,8 @@ class StandaloneBackend:
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
         self._answers: dict[str, StandaloneAnswer] = {}  # by request id
         self._failure: ApiError | None = None  # why no request can be answered any more
+        self._leaving = False  # no more requests are taken
+        self._computing: set[str] = set()  # ids of requests in the engine, whoever still waits
         self._in_engine = 0  # answers whose requests were given to the engine, and are not over
         # The engine is given few more than it runs: those that wait here can still be put into
         # another order, or be displaced by the request of another API key.
@@ -78,14 +82,21 @@ class StandaloneBackend:
             answer = self._answers.get(event.request_id)
             if answer is not None:
                 answer.feed(event, batch.at_s)
+            if isinstance(event, RequestFinished) and event.request_id in self._computing:
+                self._computing.remove(event.request_id)
+                _count_tokens(self._context.metrics, event)
 
     def on_end(self, error: StoppedError) -> None:
         """Fail all requests with the reason why the process ends."""
         self._fail_all(self._error_of(error))
 
+    def leave(self) -> None:
+        """Refuse new requests, and be not ready. Those that were taken go on."""
+        self._leaving = True
+
     def close(self) -> None:
         """Fail the running requests and refuse new ones."""
-        self._fail_all(ApiError(ErrorCode.UNAVAILABLE, "the worker is stopping"))
+        self._fail_all(StoppingError("the worker is stopping", self._context.worker_id))
 
     async def generate(
         self, request: GenerateRequest
@@ -94,16 +105,10 @@ class StandaloneBackend:
 
         Raises `ApiError` if the request cannot start; a later failure is in `Finished`.
         """
-        self._check_open()
-        if request.routed_dp_rank:
-            raise _no_such_rank(request.routed_dp_rank)
-        if request.explain:
-            raise refused("explain", _NO_ROUTER)
-        request = in_scope(request, self._cache_scope)
-        place = self._queue.enter(request)
-        answer = StandaloneAnswer(request, self._context.worker_id, place)
-        self._answers[request.request_id] = answer
+        answer = self._admit(request)
+        place = answer.place
         given = 0
+        outcome = _outcome(ErrorCode.CANCELLED)  # of a client that leaves
         try:
             with self._timed(answer):
                 await place.turn()
@@ -113,9 +118,13 @@ class StandaloneBackend:
                         place.first_token()
                         given += len(event.token_ids)
                     yield event
-            self._count(event)
+            outcome = event.reason.value if event.error is None else _outcome(event.error.code)
             yield event
+        except ApiError as error:
+            outcome = _outcome(error.code)
+            raise
         finally:
+            self._context.metrics.count_request(outcome)
             del self._answers[request.request_id]
             self._in_engine -= answer.begun
             place.leave(given)
@@ -123,8 +132,9 @@ class StandaloneBackend:
                 self._cancel(answer, "the client left")
 
     def check_room(self, owner: str | None) -> None:
-        self._check_open()
-        self._queue.check(owner)
+        with _refusals(self._context.metrics):
+            self._check_open()
+            self._queue.check(owner)
 
     async def cancel(self, request_id: str) -> None:
         answer = self._answers.get(request_id)
@@ -161,6 +171,8 @@ class StandaloneBackend:
         return {**settings, "dp_size": 1, "internal_states": [now | settings]}
 
     async def health(self) -> Health:
+        if self._failure is None and self._leaving:
+            return Health(False, _STOPPING)
         alive = self._failure is None
         return Health(alive, self.failure, alive)
 
@@ -183,9 +195,25 @@ class StandaloneBackend:
         return Room(max(spare, 0), {0: spare}, 1, CHUNKS_AHEAD * chunk)
 
     def _check_open(self) -> None:
-        """Raise the reason why the engine has stopped, if it has."""
+        """Raise the reason why no request is taken, if there is one."""
         if self._failure is not None:
             raise self._failure
+        if self._leaving:
+            raise StoppingError(_STOPPING, self._context.worker_id)
+
+    def _admit(self, request: GenerateRequest) -> StandaloneAnswer:
+        """Give a request its place in the queue. Raises `ApiError`."""
+        with _refusals(self._context.metrics):
+            self._check_open()
+            if request.routed_dp_rank:
+                raise _no_such_rank(request.routed_dp_rank)
+            if request.explain:
+                raise refused("explain", _NO_ROUTER)
+            request = in_scope(request, self._cache_scope)
+            place = self._queue.enter(request)
+        answer = StandaloneAnswer(request, self._context.worker_id, place)
+        self._answers[request.request_id] = answer
+        return answer
 
     def _begin(self, answer: StandaloneAnswer) -> None:
         """Give a request whose turn has come to the engine."""
@@ -220,10 +248,14 @@ class StandaloneBackend:
         if answer.over:  # it was cancelled meanwhile
             return
         answer.queued = True
+        self._computing.add(spec.request_id)
+
+        def fail(error: BaseException) -> None:
+            self._computing.discard(spec.request_id)
+            answer.fail(self._error_of(error))
+
         self._context.port.request(
-            lambda engine: engine.submit(spec, grammar),
-            lambda _: None,
-            lambda error: answer.fail(self._error_of(error)),
+            lambda engine: engine.submit(spec, grammar), lambda _: None, fail
         )
 
     @contextmanager
@@ -256,12 +288,6 @@ class StandaloneBackend:
         name = answer.request.request_id
         self._context.port.post(lambda engine: engine.cancel(name, reason), "cancel")
 
-    def _count(self, finished: Finished) -> None:
-        metrics, usage = self._context.metrics, finished.usage
-        metrics.count_request(finished.reason.value)
-        metrics.count_tokens("prompt", usage.prompt_tokens - usage.cached_tokens)
-        metrics.count_tokens("output", usage.completion_tokens)
-
     def _fail_all(self, error: ApiError) -> None:
         self._failure = error
         self._queue.refuse_all(error)
@@ -273,7 +299,32 @@ class StandaloneBackend:
         return error_from_proto(error_of(error, self._context.worker_id))
 
 
+_STOPPING = "the worker is stopping; ask another one, or this one when it has started again"
 _NO_ROUTER = "this worker answers by itself: no router places requests here; leave explain out"
+
+
+def _outcome(code: ErrorCode) -> str:
+    return code.name.lower()
+
+
+@contextmanager
+def _refusals(metrics: WorkerMetrics) -> Iterator[None]:
+    """Count a request that is refused inside."""
+    try:
+        yield
+    except ApiError as error:
+        metrics.count_request(_outcome(error.code))
+        raise
+
+
+def _count_tokens(metrics: WorkerMetrics, event: RequestFinished) -> None:
+    """Count what a request computed. One that was broken off before its first token has not
+    computed its whole prompt.
+    """
+    usage = event.usage
+    if usage.completion_tokens or event.reason not in (FinishReason.ABORT, FinishReason.ERROR):
+        metrics.count_tokens("prompt", usage.prompt_tokens - usage.cached_tokens)
+    metrics.count_tokens("output", usage.completion_tokens)
 
 
 def _look(engine: Engine) -> tuple[EngineStatus, Counters]:

@@ -152,6 +152,8 @@ class StandaloneWorker:
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         opening.push_async_callback(runtime.stop, clients.drain_s)
+        opening.push_async_callback(_show_health, grpc_server, HealthCheckResponse.NOT_SERVING)
+        opening.callback(self.backend.leave)
         await _show_health(grpc_server, HealthCheckResponse.SERVING)
         owner.when_ending(lambda _: _show_health(grpc_server, HealthCheckResponse.NOT_SERVING))
         self.addresses = Addresses(

@@ -8,12 +8,12 @@ from functools import cached_property
 from baton.api.admission.admission_queue import QueuePlace
 from baton.api.backend import GenerateRequest
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ROUTER, ApiError
+from baton.core.errors import ROUTER, ApiError, StoppingError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
 from baton.router.cluster_view.worker_table import Worker
-from baton.router.request_times import RequestTimes
+from baton.router.request_times import BrokenOff, RequestTimes
 from baton.router.request_trace import RequestTrace
 from baton.router.sessions.answer_stream import AnswerStream
 from baton.router.sessions.request_history import PlacedAttempt, RequestHistory
@@ -150,6 +150,21 @@ class LiveRequest:
         self.returns += 1
         self.avoid = avoid
 
+    def broken_off(self, now_s: float) -> BrokenOff | None:
+        """Return what there was of a request whose rank did not finish it; None if one did.
+
+        now_s: on the router's clock.
+        """
+        if self.finished is not None and self.finished.error is None:
+            return None
+        times, written = self.times, len(self.output_ids)
+        first = times.first_out
+        return BrokenOff(
+            Usage(len(self.request.prompt_ids) if written else 0, written),
+            None if first is None else first - times.arrived,
+            now_s - times.arrived,
+        )
+
     def failed(self, error: ApiError) -> Finished:
         """Return the end of a request that was stopped, or that no rank could continue.
 
@@ -206,6 +221,6 @@ class LiveRequests:
         del self._live[live.request.request_id]
 
 
-def stopping() -> ApiError:
+def stopping() -> StoppingError:
     """Return the error of a request that a stopping router does not begin."""
-    return ApiError(ErrorCode.UNAVAILABLE, "the router is stopping; ask another one")
+    return StoppingError("the router is stopping; ask another one")

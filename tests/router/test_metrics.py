@@ -7,6 +7,7 @@ from samples import grown, samples
 
 from baton.core.finish import Timings, Usage
 from baton.router.metrics import RouterMetrics
+from baton.router.request_times import BrokenOff
 
 T = "baton_router_"
 
@@ -60,6 +61,28 @@ def test_a_finished_request_counts_its_tokens_and_each_of_its_durations_in_secon
             expected[f"{name}_seconds_sum{{part={part}}}"] = value
             expected[f"{name}_seconds_count{{part={part}}}"] = 1
     assert effect(lambda m: m.finished(Usage(20, 7, 12), timings, "alice")) == expected
+
+
+def test_a_request_that_was_broken_off_counts_what_there_was_of_it() -> None:
+    begun = BrokenOff(Usage(20, 3), 2.0, 9.0)
+    assert effect(lambda m: m.ended("cancelled", "alice", begun)) == {
+        "requests_total{outcome=cancelled}": 1,
+        "key_requests_total{key=alice,outcome=cancelled}": 1,
+        "tokens_total{kind=prompt}": 20,
+        "tokens_total{kind=output}": 3,
+        "key_tokens_total{key=alice,kind=prompt}": 20,
+        "key_tokens_total{key=alice,kind=output}": 3,
+        "ttft_seconds_sum": 2,
+        "ttft_seconds_count": 1,
+        "e2e_seconds_sum": 9,
+        "e2e_seconds_count": 1,
+    }
+    waited = BrokenOff(Usage(0, 0), None, 9.0)
+    assert effect(lambda m: m.ended("deadline_exceeded", None, waited)) == {
+        "requests_total{outcome=deadline_exceeded}": 1,
+        "e2e_seconds_sum": 9,
+        "e2e_seconds_count": 1,
+    }
 
 
 def test_an_answer_of_one_token_has_no_second_one() -> None:

@@ -1,5 +1,6 @@
 """The time that a client gives its request: a real router, and ranks that the test plays."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -105,3 +106,34 @@ async def test_a_grpc_deadline_is_the_requests_own(rank: tuple[FakeRank, Cluster
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await within(neighbour.cancels.get())).request_id == start.request_id
     await cluster.until(lambda workers: workers["d0"]["placed"] == 0)
+
+
+async def test_requests_that_ended_early_are_in_the_metrics_with_what_they_had(
+    rank: tuple[FakeRank, Cluster],
+) -> None:
+    neighbour, cluster = rank
+    body = {"prompt": [65, 66], "max_tokens": 9, "stream": True}
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+        async with client.stream("POST", "/v1/completions", json=body) as reply:
+            await within(anext(reply.aiter_lines()))  # the client leaves behind its first token
+        await within(neighbour.cancels.get())
+        neighbour.answer = None
+        reply = await client.post("/v1/completions", json=body | {"timeout": 0.2})
+        assert reply.status_code == 504
+        found = await within(_page_with(client, "baton_router_requests_active 0.0"))
+    for line in (
+        'baton_router_requests_total{outcome="cancelled"} 1.0',
+        'baton_router_requests_total{outcome="deadline_exceeded"} 1.0',
+        'baton_router_tokens_total{kind="prompt"} 2.0',
+        f'baton_router_tokens_total{{kind="output"}} {len(TEXT)}.0',
+        "baton_router_ttft_seconds_count 1.0",
+        "baton_router_e2e_seconds_count 2.0",
+    ):
+        assert line in found, line
+
+
+async def _page_with(client: httpx.AsyncClient, line: str) -> str:
+    """Return the page of metrics once it has a line."""
+    while line not in (page := (await client.get("/metrics")).text):
+        await asyncio.sleep(0.01)
+    return page
