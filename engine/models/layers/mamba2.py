@@ -142,19 +142,38 @@ class Mamba2Shape:
 
 
 def read_dt_limit(fields: Fields) -> tuple[float, float]:
-    """Read `time_step_limit`; transformers 5 writes infinity as an object, others as Infinity."""
+    """Read `time_step_limit`; transformers 5 writes infinity as an object, others as Infinity.
+
+    A bound that is null, as JSON tools write infinity, does not limit: transformers gives it to
+    `torch.clamp`, which takes None so. Raises ConfigError for what limits nothing in order.
+    """
     value = fields.raw.get("time_step_limit")
     if value is None:
         return (0.0, math.inf)
     try:
-        low, high = (
-            float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in value
-        )
+        low, high = value
+        limit = (_dt_bound(low, 0.0), _dt_bound(high, math.inf))
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{fields.where}: time_step_limit should be two numbers; got {value!r}"
         ) from error
-    return (low, high)
+    if not (limit[0] <= limit[1] and limit[0] < math.inf and limit[1] > 0):  # NaN is in no order
+        raise ConfigError(
+            f"{fields.where}: time_step_limit should be a least and a largest time step, the "
+            f"second above 0 and not below the first; got {value!r}"
+        )
+    return limit
+
+
+def _dt_bound(bound: object, absent: float) -> float:
+    """Return one bound of `time_step_limit`; absent: where it is null."""
+    if isinstance(bound, dict):
+        bound = bound["__float__"]
+    if bound is None:
+        return absent
+    if isinstance(bound, bool) or not isinstance(bound, int | float | str):
+        raise TypeError(f"{bound!r} is no number")
+    return float(bound)
 
 
 def _decay(a_log: Tensor) -> Tensor:
