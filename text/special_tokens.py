@@ -18,7 +18,8 @@ class SpecialTokens:
     by_name: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and its like -> the token's text, as chat templates refer to them."""
     configured_stop_ids: frozenset[int] = frozenset()
-    """eos ids of generation_config.json, or of config.json where that names none."""
+    """eos ids of generation_config.json and config.json together: the ids at which an engine ends
+    an answer."""
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
@@ -30,11 +31,9 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
             text = _token_text(config.get(name), folder / file, name)
             if text is not None:
                 texts[name] = text
-    for file in ("generation_config.json", "config.json"):
-        ids = _eos_ids(read_json_object(folder / file), folder / file)
-        if ids:
-            return SpecialTokens(texts, ids)
-    return SpecialTokens(texts)
+    files = ("generation_config.json", "config.json")
+    ids = [_eos_ids(read_json_object(folder / file), folder / file) for file in files]
+    return SpecialTokens(texts, frozenset().union(*ids))
 
 
 def _token_text(value: Any, path: Path, name: str) -> str | None:

@@ -16,7 +16,7 @@ class Tokenizer:
     tokens look like.
 
     `stop_ids` end an answer unless the request ignores them: the eos ids of
-    generation_config.json (else config.json) and the tokenizer's own eos token.
+    generation_config.json and config.json, and the tokenizer's own eos token.
     """
 
     def __init__(

@@ -29,12 +29,12 @@ def test_ids_past_the_vocabulary_have_no_text(folder: Path) -> None:
     assert max(ids) < tokenizer.vocab_size
 
 
-def test_stop_ids_are_the_generation_config_and_the_tokenizers_own(folder: Path) -> None:
+def test_stop_ids_are_those_of_both_configs_and_the_tokenizers_own(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": 9}))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.eos_id is not None
-    assert tokenizer.stop_ids == {7, 8, tokenizer.eos_id}
+    assert tokenizer.stop_ids == {7, 8, 9, tokenizer.eos_id}
     (folder / "generation_config.json").unlink()
     assert Tokenizer.from_folder(folder).stop_ids == {9, tokenizer.eos_id}
 
