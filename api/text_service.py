@@ -25,12 +25,11 @@ from baton.text.conversation import Message
 from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.model_folder import ANY_NAME
-from baton.text.reply_parser import find_reasoning_format
+from baton.text.parser_names import reasoning_format_of, tool_format_of
 from baton.text.stop_regex import compile_stops
 from baton.text.token_offsets import make_token_offsets, offsets_in
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
-from baton.text.tool_calls import find_tool_format
 
 T = TypeVar("T")
 
@@ -67,8 +66,9 @@ class TextService:
         self.tokenizer = tokenizer
         self.template = template
         self.table = TokenTable(tokenizer)
-        self.reasoning = find_reasoning_format(template.source)
-        self.tools = find_tool_format(template.source)
+        options, source = template.options, template.source
+        self.reasoning = reasoning_format_of(options.reasoning_parser, source)
+        self.tools = tool_format_of(options.tool_parser, source)
         self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )

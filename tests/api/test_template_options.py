@@ -4,12 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fake_backend import Connect, FakeBackend
 
 from baton.api import request_body
+from baton.api.http import make_app
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
+from baton.text.parser_names import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_format_of,
+    tool_format_of,
+)
 from baton.text.template_options import TemplateOptions
 from baton.text.tokenizer import Tokenizer
 
@@ -51,5 +59,66 @@ async def test_the_file_is_the_template_and_a_request_goes_before_the_defaults(
 
 
 def test_the_options_pass_to_another_process_as_text() -> None:
-    for options in (TemplateOptions(), TemplateOptions(Path("/a b/c"), {"x": [1, None, "é"]})):
+    for options in (
+        TemplateOptions(),
+        TemplateOptions(Path("/a b/c"), {"x": [1, None, "é"]}, "hermes", "none"),
+    ):
         assert TemplateOptions.from_json(options.to_json()) == options
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+MARKS = "{# <tool_call></tool_call><think></think> #}"
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "marks", "calls", "thought"),
+    [
+        ("auto", "auto", MARKS, True, "so"),
+        ("auto", "auto", "", False, None),
+        ("hermes", "deepseek_r1", "", True, "so"),
+        ("none", "none", MARKS, False, None),
+        ("granite", "granite", MARKS, False, None),
+    ],
+)
+async def test_calls_and_reasoning_have_the_form_that_the_options_name(
+    tools: str,
+    reasoning: str,
+    marks: str,
+    calls: bool,
+    thought: str | None,
+    tokenizer: Tokenizer,
+    backend: FakeBackend,
+) -> None:
+    options = TemplateOptions(None, {}, tools, reasoning)
+    service = TextService(
+        tokenizer,
+        ChatTemplate("own:{{ messages[0].content }}" + marks, options=options),
+        alone=True,
+    )
+    says = '<think>so</think><tool_call>{"name":"f"}</tool_call>'
+    backend.says = says
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 56}
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(make_app(backend, service)), base_url="http://toy"
+        ) as client:
+            if service.tools is None:  # a model without calls cannot have tools
+                refused = await client.post("/v1/chat/completions", json=body | {"tools": TOOLS})
+                assert refused.status_code == 400
+            else:
+                body |= {"tools": TOOLS}
+            reply = await client.post("/v1/chat/completions", json=body)
+    finally:
+        service.close()
+    message = reply.json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == thought
+    if calls:
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    else:
+        assert says.removeprefix("<think>so</think>" if thought else "") == message["content"]
+
+
+def test_every_name_of_a_peer_has_a_form() -> None:
+    assert all(tool_format_of(name, "") is not None for name in TOOL_PARSERS)
+    assert all(reasoning_format_of(name, "") is not None for name in REASONING_PARSERS)
+    assert tool_format_of("auto", "") is tool_format_of("none", "<tool_call>") is None

@@ -33,6 +33,7 @@ from baton.engine.settings.choices import DRAFT_TOKENS, MixedBudget
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
+from baton.text.template_options import TemplateOptions
 from baton.transfer.channels import registry
 from baton.transfer.errors import ChannelError
 from baton.worker.config import SendSnapshots, StateReturn, WorkerConfig
@@ -268,6 +269,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--sse-ping-interval", "3",
         "--unknown-fields", "refuse", "--sampling-defaults", "none",
         "--chat-template", __file__, "--default-chat-template-kwargs", '{"a": 1}',
+        "--tool-call-parser", "hermes", "--reasoning-parser", "none",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-queued-tokens", "70", "--max-body-mb", "1",
         "--key-slowdown", "2", "--prefill-here", "512",
@@ -478,3 +480,12 @@ def test_default_variables_of_the_template_are_an_object(wrong: str) -> None:
         result = CliRunner().invoke(command, words)
         assert result.exit_code != 0
         assert "expected a JSON object" in f"{result.output}{result.exception}"
+
+
+@pytest.mark.usefixtures("starts_nothing")
+@pytest.mark.parametrize("option", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_parser_of_a_form_that_is_not_read_is_told_which_are(option: str) -> None:
+    for command in (serve_command.serve, worker_command.worker):
+        with pytest.raises(StartError, match=f"{option} is 'gpt-oss'.* auto, none.*granite"):
+            run_command(command, option, "gpt-oss")
+    assert run_command(serve_command.serve, option, "granite").router.template != TemplateOptions()
