@@ -20,7 +20,8 @@ struct ConvStep {
 
 constexpr int64_t CONV_PART = 256;  // channels of one piece of work
 
-// The sums of channels first .. first + count, whose window is followed by x: [count].
+// The sums of channels first .. first + count, whose window is followed by x: [count]. Products are
+// added to the bias from the oldest on, as in convolve_tokens: a step has the bits of a prompt.
 inline void convolve_window(const ConvStep& a, int64_t first, int64_t count, const float* window,
                             const float* x, float* total) {
   const int64_t lead = a.width - 1;
@@ -28,15 +29,20 @@ inline void convolve_window(const ConvStep& a, int64_t first, int64_t count, con
   const float* taps = a.taps + first * a.width;
   if (lead == 3) {
     for (int64_t c = 0; c < count; c++) {
-      total[c] += window[3 * c] * taps[4 * c] + window[3 * c + 1] * taps[4 * c + 1] +
-                  window[3 * c + 2] * taps[4 * c + 2] + x[c] * taps[4 * c + 3];
+      float sum = multiply_add(window[3 * c], taps[4 * c], total[c]);
+      sum = multiply_add(window[3 * c + 1], taps[4 * c + 1], sum);
+      sum = multiply_add(window[3 * c + 2], taps[4 * c + 2], sum);
+      total[c] = multiply_add(x[c], taps[4 * c + 3], sum);
     }
     return;
   }
   for (int64_t c = 0; c < count; c++) {
     const float* w = window + c * lead;
-    for (int64_t tap = 0; tap < lead; tap++) total[c] += w[tap] * taps[c * a.width + tap];
-    total[c] += x[c] * taps[c * a.width + lead];
+    float sum = total[c];
+    for (int64_t tap = 0; tap < lead; tap++) {
+      sum = multiply_add(w[tap], taps[c * a.width + tap], sum);
+    }
+    total[c] = multiply_add(x[c], taps[c * a.width + lead], sum);
   }
 }
 

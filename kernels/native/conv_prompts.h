@@ -96,13 +96,17 @@ void convolve_tokens(const ConvPrefill& a, int64_t row, int64_t begin, int64_t e
         UNROLL for (int tap = 1; tap < W; tap++) inputs[tap - 1] = inputs[tap];
         inputs[W - 1] = conv_input(a, t, part.first + i, n);
         Vec sums = bias;
-        UNROLL for (int tap = 0; tap < W; tap++) sums += inputs[tap] * taps[tap];
+        UNROLL for (int tap = 0; tap < W; tap++) {
+          sums = multiply_add(inputs[tap], taps[tap], sums);
+        }
         finish_sums(a, t, part.first + i, sums, to, n);
       }
     } else {
       for (int64_t t = begin; t < end; t++, to += stride) {
         Vec sums = bias;
-        for (int64_t tap = 0; tap < width; tap++) sums += input(t - lead + tap, i, n) * weight(tap);
+        for (int64_t tap = 0; tap < width; tap++) {
+          sums = multiply_add(input(t - lead + tap, i, n), weight(tap), sums);
+        }
         finish_sums(a, t, part.first + i, sums, to, n);
       }
     }

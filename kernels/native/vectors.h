@@ -106,6 +106,14 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 #endif
 }
 
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 inline float value(float v) { return v; }
 inline float value(Bf16 v) {
   const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;

@@ -19,6 +19,7 @@ from baton.kernels.conv1d import (
     causal_conv1d_varlen,
     causal_conv1d_varlen_ref,
     conv_index,
+    gated_conv_step_native,
     plan_gated_conv_prefill,
     plan_gated_conv_prefill_native,
 )
@@ -180,3 +181,23 @@ def test_gated_convolutions_of_prompts_are_the_same_bits_on_every_number_of_thre
     for y, pool in results[1:]:
         assert torch.equal(y, results[0][0])
         torch.testing.assert_close(pool, results[0][1], atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("channels, width", [(1, 2), (37, 3), (300, 4), (530, 5)])
+def test_tokens_one_by_one_have_the_bits_of_a_prompt(native, rng, channels, width):
+    batch = ragged_batch([70], [rng.choice([0, 5])], rng)
+    bcx = strided(batch.tokens, 3 * channels, rng)
+    weight = torch.randn(channels, width)
+    bias = torch.randn(channels) if rng.random() < 0.5 else None
+    pool = poisoned_pool(batch, (channels, width - 1), torch.float32)
+    stepped_pool = pool.clone()
+    y = gated_natively(batch, width, None)(bcx, weight, bias, pool).clone()
+    slots, initial = (batch.read_slots, batch.write_slots), batch.has_initial
+    steps = []
+    for token in range(batch.tokens):
+        one = bcx[token : token + 1]
+        stepped = gated_conv_step_native(native, one, weight, bias, stepped_pool, *slots, initial)
+        steps.append(stepped.clone())
+        slots, initial = (batch.write_slots, batch.write_slots), None
+    assert torch.equal(torch.cat(steps), y)
+    assert_pools_match(stepped_pool, pool, 0.0, 0.0)
