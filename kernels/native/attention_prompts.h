@@ -1,6 +1,8 @@
 // Attention of prompts over pages.
 #pragma once
+#include "attention_token.h"
 #include "products.h"
+#include "scores.h"
 #include "softmax.h"
 #include "team.h"
 #include "vectors.h"
@@ -29,18 +31,66 @@ struct Piece {
   int64_t key_width, value_width;
 };
 
+// The softmaxes of a piece's queries: of the part of the positions that they are in, and of all parts
+// before it. A query's parts follow from its own length, as in a decode step.
+struct Parts {
+  Softmax part, all;
+  int64_t width;
+
+  // Behind the positions before `end`: begins another part for those whose part they complete.
+  void end_block(const Piece& p, int64_t end) const {
+    // The tokens of a piece are too few for more than two lengths of parts.
+    if (end % part_length(p.position + 1) && end % part_length(p.last)) return;
+    for (int64_t i = 0; i < p.count; i++) {
+      const int64_t length = p.position + i / p.per + 1, each = part_length(length);
+      if (end >= length || end % each) continue;
+      end_part(i, end == each);
+      part.top[i] = -INFINITY;
+      part.total[i] = 0.0f;
+      memset(part.values + i * width, 0, width * sizeof(float));
+    }
+  }
+
+  // Adds the part of the i-th query to those before it.
+  void end_part(int64_t i, bool first) const {
+    if (first) {
+      all.top[i] = part.top[i];
+      all.total[i] = part.total[i];
+      memcpy(all.values + i * width, part.values + i * width, width * sizeof(float));
+    } else {
+      merge_part(of(part, i), of(all, i), 1, width);
+    }
+  }
+
+  // The i-th query's softmax of all its positions.
+  Softmax whole(const Piece& p, int64_t i) const {
+    const int64_t length = p.position + i / p.per + 1;
+    if (length <= part_length(length)) return of(part, i);
+    end_part(i, false);
+    return of(all, i);
+  }
+
+  Softmax of(const Softmax& softmax, int64_t i) const {
+    return {softmax.top + i, softmax.total + i, softmax.values + i * width};
+  }
+};
+
 // query(i, to): the i-th query, scaled. fetch(at, here, keys, values): of positions at .. at + here.
-// out(i): where the i-th result goes.
-template <class Memory, class Query, class Fetch, class Out>
+// out(i): where the i-th result goes. Without AS_STEP there is one part, and channels are summed one
+// after another.
+template <Order ORDER, class Memory, class Query, class Fetch, class Out>
 inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
+  constexpr bool AS_STEP = ORDER != Order::CHANNELS;
   const int64_t D = p.key_width, E = p.value_width, count = p.count;
-  float* q = scratch<float, Memory>(count * (D + KEYS + E + 2) + KEYS * (2 * D + E));
+  const int64_t softmaxes = (AS_STEP ? 2 : 1) * softmax_size(count, E);
+  float* q = scratch<float, Memory>(count * (D + KEYS) + KEYS * (2 * D + E) + softmaxes);
   float* scores = q + count * D;
   float* block = scores + count * KEYS;  // [keys, D]
   float* keys = block + KEYS * D;        // [D, keys]
   float* values = keys + KEYS * D;       // [keys, E]
   float* means = values + KEYS * E;      // [queries, E]
-  const Softmax softmax{means + count * E, means + count * (E + 1), means};
+  const Softmax softmax = softmax_in(means, count, E);
+  const Parts parts{softmax, softmax_in(means + softmax_size(count, E), count, E), E};
   for (int64_t i = 0; i < count; i++) {
     query(i, q + i * D);
     softmax.top[i] = -INFINITY;
@@ -53,8 +103,12 @@ inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
     memset(values + here * E, 0, (KEYS - here) * E * sizeof(float));
     fetch(at, here, block, values);
     transpose(block, KEYS, D, keys);
-    memset(scores, 0, count * KEYS * sizeof(float));
-    add_product({q, D, 1}, keys, KEYS, scores, KEYS, count, D, KEYS, D);
+    if constexpr (AS_STEP) {
+      score_keys<ORDER>(q, keys, D, count, scores);
+    } else {
+      memset(scores, 0, count * KEYS * sizeof(float));
+      add_product({q, D, 1}, keys, KEYS, scores, KEYS, count, D, KEYS, D);
+    }
     for (int64_t i = 0; i < count; i++) {
       const int64_t seen = p.position + i / p.per + 1 - at;
       if (seen > 0) {
@@ -64,13 +118,11 @@ inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
       }
     }
     add_product({scores, KEYS, 1}, values, E, means, E, count, KEYS, E, KEYS);
+    if (AS_STEP) parts.end_block(p, at + KEYS);
   }
   for (int64_t i = 0; i < count; i++) {
-    float* to = out(i);
-    const float share = 1.0f / softmax.total[i];
-    runs(E, [&](int64_t d, int64_t n) {
-      store_run(to + d, load_run(means + i * E + d, n) * share, n);
-    });
+    const Softmax all = AS_STEP ? parts.whole(p, i) : parts.of(softmax, i);
+    write_means(all, 1, E, false, out(i));
   }
 }
 
@@ -120,7 +172,11 @@ void attend_prompt(const AttnPrefill& a, int64_t row, int64_t first, int64_t end
     return a.out + (token(i) * a.heads + kv_head * per + i % per) * D;
   };
   const Piece piece{(end - first) * per, per, prefix + first, prefix + end, D, D};
-  attend_piece<Memory>(piece, query, fetch, out);
+  if (paired<T>(D, D)) {
+    attend_piece<Order::PAIRED_LANES, Memory>(piece, query, fetch, out);
+  } else {
+    attend_piece<Order::LANES, Memory>(piece, query, fetch, out);
+  }
 }
 
 void attn_prefill(const AttnPrefill& a, Team& team) {

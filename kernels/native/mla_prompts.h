@@ -71,7 +71,7 @@ void attend_expanded(const MlaPrefill& a, int64_t row, int64_t first, int64_t en
   };
   auto out = [&](int64_t i) { return a.out + token(i) * a.out_stride + head * a.values; };
   const Piece piece{end - first, 1, prefix + first, prefix + end, width, a.values};
-  attend_piece<Memory>(piece, query, fetch, out);
+  attend_piece<Order::CHANNELS, Memory>(piece, query, fetch, out);
 }
 
 void mla_prefill(const MlaPrefill& a, Team& team) {

@@ -14,8 +14,9 @@ struct Softmax {
 };
 
 // Turns the scores of one query against a block of keys into weights, in place. The query sees the
-// first `seen` keys, at least one; the weights of the others are zero.
-inline void weigh(float* scores, int64_t seen, int64_t query, int64_t width,
+// first `seen` keys, at least one; the weights of the others are zero. Not inlined: one code, so the
+// same bits for a prompt and for a step.
+__attribute__((noinline)) void weigh(float* scores, int64_t seen, int64_t query, int64_t width,
                   const Softmax& softmax) {
   float top = softmax.top[query];
   int64_t next = 0;

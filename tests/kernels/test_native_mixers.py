@@ -160,6 +160,38 @@ def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng):
     assert torch.equal(torch.cat(chunks), attended(0, length))
 
 
+@pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1), (8, 1)])
+@pytest.mark.parametrize("head_dim", [8, 20, 32, 64, 80, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_bits_of_a_step_in_a_prompt(
+    native, rng, query_heads, kv_heads, head_dim, dtype
+):
+    """Parts of a context begin every 256 positions, and are longer behind 4,096."""
+    totals = [1, 16, 63, 255, 256, 257, 513, 1000, rng.randrange(2, 900)]
+    totals += [4096, 4097, 5121] if head_dim == 64 else []
+    new = [min(total, rng.choice([1, 33, 70])) for total in totals]
+    prefixes = [total - some for total, some in zip(totals, new, strict=True)]
+    page_size = rng.choice([4, 16])
+    batch = paged_batch(new, prefixes, query_heads, kv_heads, page_size, rng, head_dim)
+    batch = dataclasses.replace(batch, k_pool=batch.k_pool.to(dtype), v_pool=batch.v_pool.to(dtype))
+    prompts = paged_attn_prefill_native(native, **batch.prefill_arguments(), scale=0.3).clone()
+    for row, total in enumerate(totals):
+        first, end = batch.cu_seqlens_q_host[row : row + 2]
+        lens = [*range(total - (end - first) + 1, total + 1)]
+        stepped = paged_attn_decode_native(
+            native,
+            batch.q[first:end],
+            batch.k_pool,
+            batch.v_pool,
+            batch.block_tables,
+            batch.table_rows[row].expand(end - first).contiguous(),
+            torch.tensor(lens),
+            lens,
+            0.3,
+        )
+        assert torch.equal(prompts[first:end], stepped), total
+
+
 def test_a_prompt_sees_nothing_of_what_was_computed_before_it(native, rng):
     poison = paged_batch([70], [0], 4, 2, 16, rng)
     batch = paged_batch([9, 3], [40, 0], 4, 2, 16, rng)
