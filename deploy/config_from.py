@@ -108,6 +108,7 @@ def router_from(model: Path, options: dict[str, Any]) -> RouterConfig:
         internal_port=options["internal_port"],
         policy=options["policy"],
         prefill_here=options["prefill_here"],
+        itl_target_ms=options["itl_target_ms"],
         lease_ms=lease_ms_from(options["lease"]),
         max_queued=options["max_queued_requests"],
         max_queued_tokens=options["max_queued_tokens"],

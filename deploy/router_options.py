@@ -22,7 +22,7 @@ from baton.deploy.access_options import (
 )
 from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
-from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
+from baton.deploy.number_types import Ratio, Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
 from baton.deploy.template_options import template_options
 from baton.router.policies.registry import POLICIES
@@ -39,8 +39,8 @@ _ROUTER = (
                  show_default=True, help="Policy by which the router places requests."),
     click.option("--prefill-here", type=TokensOrWord({"auto": None, "off": 0}), default="auto",
                  show_default=True,
-                 help="Prompts that their decode worker computes itself: where a prefill worker "
-                 "would take longer, by measured speeds and what is queued (auto); none (off); or, "
+                 help="Prompts that their decode worker computes itself: where those that wait "
+                 "gain more time than its answers lose, by measured speeds (auto); none (off); or, "
                  "by what is queued alone, those of at most so many tokens without what is "
                  "cached."),
     click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
@@ -96,7 +96,17 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = client_tls_options(limit_options(dump_options(telemetry_options(command))))
     command = sampling_defaults_option(streaming_option(access_options(command)))
     command = template_options(unknown_fields_option(command))
-    return lease_option(command)
+    return lease_option(itl_target_option(command))
+
+
+def itl_target_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for the time between tokens that prompts may cause."""
+    return click.option(
+        "--itl-target-ms", type=Ratio(0, min_open=True), default=None,
+        help="Most milliseconds between two tokens of an answer while its decode worker computes a "
+        "prompt. A worker whose step with a part of a prompt would take longer computes prompts "
+        "only while it writes no answer. No limit when left out.",
+    )(command)  # fmt: skip
 
 
 def listen_options(command: Callable[..., Any]) -> Callable[..., Any]:

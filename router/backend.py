@@ -84,7 +84,7 @@ class RouterBackend:
             self.states,
             lambda worker: self._ranks.session(worker) is not None,
             POLICIES[config.policy](),
-            prefill_here=PrefillHere(config.prefill_here),
+            prefill_here=PrefillHere(config.prefill_here, config.itl_target_s),
         )
         self._queue = AdmissionQueue(
             QueueBounds(config.max_queued, config.max_queued_tokens),
@@ -194,7 +194,7 @@ class RouterBackend:
 
     async def server_info(self) -> Mapping[str, object]:
         active, capacity = len(self._live), self._placer.capacity()
-        here = self._placer.thresholds()
+        here = self._placer.readers.thresholds()
         return {
             **engine_settings(self._table.workers(Role.DECODE)),
             "router": {

@@ -52,12 +52,16 @@ class Binder:
                 await place.turn()
             self._check_goes_on(live)
             assignment = self._placer.place(
-                live.prefixes, place.waiting.rank, live.lost_on, live.avoid
+                live.prefixes,
+                place.waiting.rank,
+                live.lost_on,
+                live.avoid,
+                for_rank=place.for_rank,
             )
             session = None if assignment is None else self._ranks.session(assignment.rank)
             if assignment is not None and session is not None:
                 return assignment, session
-            place.wait_again()  # the worker was lost since it was called
+            place.wait_again()  # a worker was lost since it was called, or has another prompt now
 
     async def _wait_for_turn(self, live: LiveRequest, place: QueuePlace) -> None:
         """Wait for a request's turn: up to `worker_wait_s` while no worker could take it.

@@ -41,6 +41,8 @@ class RouterConfig:
     policy: str = "prefix_aware"
     # Tokens of a prompt that its rank may compute itself; 0: none; None: by measured speeds.
     prefill_here: int | None = None
+    # Steps in which a rank writes answers and computes a prompt take at most so long; None: any.
+    itl_target_ms: float | None = None
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
     max_queued_tokens: int = MAX_QUEUED_TOKENS  # of requests that wait; one alone may have more
@@ -77,6 +79,7 @@ class RouterConfig:
         for name, value in (
             ("max_body_bytes", self.max_body_bytes),
             ("routers", self.routers),
+            ("itl_target_ms", 1 if self.itl_target_ms is None else self.itl_target_ms),
             ("request_timeout_s", self.request_timeout_s),
         ):
             if not value > 0:
@@ -108,6 +111,10 @@ class RouterConfig:
     def other_model_names(self) -> tuple[str, ...]:
         """The other names by which clients may ask for it."""
         return served_names(self.served_model_name, self.model)[1]
+
+    @property
+    def itl_target_s(self) -> float | None:
+        return None if self.itl_target_ms is None else self.itl_target_ms / 1000
 
     @property
     def lease_s(self) -> float:

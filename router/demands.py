@@ -16,6 +16,7 @@ class Demands:
         self._table = table
         self._placer = placer
         self._queue = queue
+        table.subscribe_reports(lambda worker: queue.call_next())
 
     def of(self, worker: Worker, share: int = 0) -> Demand:
         """Return the demand on a worker. share: the number of the last share that was read."""

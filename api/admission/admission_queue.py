@@ -58,6 +58,8 @@ class QueuePlace:
         self.boost = 0
         """1 if its key has less under way than another, for its share: added to its priority, so
         that it passes what the workers were given before. Set when its turn comes."""
+        self.for_rank = False
+        """True if only a decode rank that computes its prompt has room. Set when its turn comes."""
         self._door = door
         self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -80,7 +82,7 @@ class QueuePlace:
             other.cancel()
 
     def wait_again(self) -> None:
-        """Wait for another turn: no worker has the request any more. It stands where it stood."""
+        """Wait for another turn: no worker has the request. It stands where it stood."""
         self._turn = asyncio.get_running_loop().create_future()
         self._door.again(self)
 
@@ -113,6 +115,8 @@ class QueuePlace:
         """Note that its prefill is done. Idempotent."""
         if self.step is PlaceStep.PLACED:
             self._door.advance(self, PlaceStep.ON_RANK)
+        else:
+            self._door.call_next()  # its rank may compute the next prompt
 
     def leave(self, output_tokens: int) -> None:
         """End the place. output_tokens: those that came."""
@@ -153,6 +157,7 @@ class AdmissionQueue:
         self._places: dict[Waiting, QueuePlace] = {}  # of all that have not left
         self._under_way: dict[KeyName, Use] = {}  # of each key, past their turn
         self._called: Counter[int | None] = Counter()  # requests of step CALLED, by named rank
+        self._called_for_rank = 0  # of them, those for which only a rank has room
         self._prefilling = 0  # requests of the steps CALLED and PLACED, and their prompts' tokens
         self._prompt_tokens = 0
 
@@ -165,18 +170,13 @@ class AdmissionQueue:
         return self._queue.tokens
 
     @property
-    def called(self) -> int:
-        """Return the requests whose turn has come and that have no worker yet."""
-        return self._called.total()
-
-    @property
     def unplaced(self) -> int:
         """Return the requests that have no worker yet."""
-        return self.waiting + self.called
+        return self.waiting + self._called.total()
 
     @property
     def prefilling_tokens(self) -> int:
-        """Return the prompt tokens of the requests at prefill workers, and of those on the way."""
+        """Prompt tokens of the requests at prefill workers, and of those on the way."""
         return self._prompt_tokens
 
     @property
@@ -234,6 +234,8 @@ class AdmissionQueue:
         ) is not None:
             place = self._places[waiting]
             place.boost = self._boost(waiting.key)
+            place.for_rank = not self._prefill_fits(waiting, room)
+            waiting.tried = room.changes if place.for_rank else None
             self._add_use(waiting, 1)
             self._took(waiting.tokens)
             place.call()
@@ -287,6 +289,7 @@ class AdmissionQueue:
         """Count a request in those of its step, or out of them."""
         if place.step is PlaceStep.CALLED:
             self._called[place.waiting.rank] += by
+            self._called_for_rank += by * place.for_rank
         if place.step in (PlaceStep.CALLED, PlaceStep.PLACED):
             self._prefilling += by
             self._prompt_tokens += by * place.waiting.prompt_tokens
@@ -306,14 +309,25 @@ class AdmissionQueue:
 
     def _fits(self, waiting: Waiting, room: Room) -> bool:
         rank = waiting.rank
-        if room.decode is None or room.decode <= self.called:
+        if room.decode is None or room.decode <= self._called.total():
             return False
         if rank is not None and room.by_rank.get(rank, 0) <= self._called[rank]:
             return False
+        return self._prefill_fits(waiting, room) or self._rank_fits(waiting, room)
+
+    def _prefill_fits(self, waiting: Waiting, room: Room) -> bool:
         # On one that it shares, a router has one at least; the others are counted by tokens.
         if self._prefilling < PREFILLS_AHEAD * room.prefill_workers - room.shared_prefills:
             return True
         return self._prompt_tokens + waiting.prompt_tokens <= room.prompt_tokens
+
+    def _rank_fits(self, waiting: Waiting, room: Room) -> bool:
+        """Return True if a decode rank would compute the prompt. What none took is offered again
+        once something else was placed, or has ended."""
+        if waiting.tried == room.changes:
+            return False
+        ranks, most = room.on_ranks()
+        return ranks > self._called_for_rank and waiting.prompt_tokens <= most
 
     def _boost(self, key: KeyName) -> int:
         own = self._under_way.get(key, NOTHING).tokens / self._share_of(key)

@@ -33,6 +33,7 @@ class Waiting:
     rank: int | None = None  # the only decode rank that may serve it
     begun: bool = False  # it had its turn before: its key is charged, and it is not displaced
     due: float = inf  # its deadline, on any clock that all have in common
+    tried: int | None = None  # `Room.changes` when it was offered to ranks alone; None: never
 
     @property
     def weight(self) -> int:

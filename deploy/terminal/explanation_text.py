@@ -113,12 +113,15 @@ def _attempt(attempt: Mapping[str, Any], most: int | None) -> Iterator[str]:
 
 
 def _times(here: Mapping[str, Any]) -> str:
-    if here["prefill_ms"] is None or here["rank_ms"] is None:
+    if here["prefill_ms"] is None:
         return ""
-    return (
-        f" ({here['prefill_ms']:.1f} ms there, its part of the router's queue included; "
-        f"{here['rank_ms']:.1f} ms on the rank; most tokens there {here['threshold_tokens']})"
-    )
+    parts = [
+        f"{here['prefill_ms']:.1f} ms there, {here['rank_ms']:.1f} ms on the rank",
+        f"prompts behind it would gain {here['behind_ms']:.1f} ms",
+        f"{here['answers']} answers on the rank lose {here['answers_ms']:.1f} ms",
+        f"most tokens there {here['threshold_tokens']}",
+    ]
+    return f" ({'; '.join(parts)})"
 
 
 def _table(choice: Mapping[str, Any], most: int | None) -> Iterator[str]:

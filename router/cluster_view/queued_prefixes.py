@@ -18,19 +18,19 @@ class QueuedPrefixes:
 
     def __init__(self) -> None:
         self._waiting: Counter[int] = Counter()  # prompts, by the digest of each prefix
-        self.tokens = 0
-        """Tokens of all prompts that wait."""
+        self.prompts = 0
+        """Prompts that wait."""
 
     @contextmanager
     def waiting(self, prompt: PromptPrefixes, grid: int) -> Iterator[None]:
         """Count a prompt while it waits. grid: tokens; 0: nobody keeps states."""
         digests = prompt.digests(depths(len(prompt), grid))
         self._waiting.update(digests)
-        self.tokens += len(prompt)
+        self.prompts += 1
         try:
             yield
         finally:
-            self.tokens -= len(prompt)
+            self.prompts -= 1
             self._waiting.subtract(digests)
             for digest in digests:
                 if not self._waiting[digest]:

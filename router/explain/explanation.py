@@ -8,7 +8,7 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import PromptSource
 from baton.router.cluster_view.eviction_log import LostState
 from baton.router.placement.decision import Decision
-from baton.router.placement.prefill_here import rank_s
+from baton.router.placement.prefill_here import sum_of
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 from baton.router.sessions.request_history import PlacedAttempt, RequestHistory
 
@@ -135,9 +135,12 @@ def _choice(decision: Decision, role: Role, chosen: str, other: str) -> JsonObje
     costs = decision.policy.costs(seen, role, request)
     listed = _named(view.candidates, chosen, view)
     late = _link_extra_ms(seen, role, request, other)
+    reason = decision.policy.reason(seen, role, request, row) if listed else _FALLBACK
+    if decision.moved and role is Role.DECODE:
+        reason = _MOVED
     return {
         "worker": chosen,
-        "reason": decision.policy.reason(seen, role, request, row) if listed else _FALLBACK,
+        "reason": reason,
         "state_tokens": view.cached_tokens.get(row, 0),
         "candidates": [
             _candidate(decision, view, each, costs) | {"link_extra_ms": late[each]}
@@ -163,6 +166,7 @@ def _link_extra_ms(
 
 
 _FALLBACK = "there was no other"
+_MOVED = "it computes the prompt, which the policy's rank would not"
 
 
 def _named(candidates: Sequence[int], chosen: str, view: RoleView) -> bool:
@@ -198,18 +202,23 @@ def _candidate(
 def _here(decision: Decision, here: bool) -> JsonObject:
     """Describe the choice between the rank and the prefill worker as the one that computes."""
     there, rule = decision.there, decision.prefill_here
-    rank = rank_s(there, decision.here)
-    speed_us = there.status.prompt_token_us
-    return {
+    seconds = sum_of(there, decision.here)
+    found: JsonObject = {
         "chosen": here,
         "why": rule.verdict(there, decision.here).value,
         "option": rule.name,
         "threshold_tokens": rule.threshold(there, decision.here),
-        "rank_ms": _ms(rank) if rank else None,
-        "prefill_ms": round((there.queued + there.tokens) * speed_us / 1e3 + there.link_s * 1e3, 3)
-        if speed_us
-        else None,
+        "behind": round(there.behind, 2),
+        "answers": decision.here.answers,
     }
+    parts = {
+        "prefill_ms": seconds.there_s,
+        "rank_ms": seconds.here_s,
+        "behind_ms": seconds.behind_s,
+        "answers_ms": seconds.answers_s,
+        "saved_ms": seconds.saved_s,
+    }
+    return found | {name: _ms(part) if seconds.known else None for name, part in parts.items()}
 
 
 def _ms(seconds: float) -> float:

@@ -64,6 +64,7 @@ class Columns:
     def _on_report(self, worker: Worker) -> None:
         row = self.rows.get(worker.worker_id)
         if row is not None and worker.role is self._role:
+            self._load.read.pop(worker.worker_id, None)
             self.shared += (worker.share is not None) - (self.workers[row].share is not None)
             self._set(row, worker)
 
@@ -114,7 +115,10 @@ class Columns:
             self.full.discard(row)
         elif self._role is Role.DECODE:
             self.full.add(row)
-        self.queued_tokens[row] = max(worker.status.queued_tokens, self._load.prompt_tokens[name])
+        queued = worker.status.queued_tokens
+        if queued and self._role is Role.DECODE:  # the report is older than some first tokens
+            queued = max(queued - self._load.read[name], 0)
+        self.queued_tokens[row] = max(queued, self._load.prompt_tokens[name])
 
 
 def prompt_tokens(prefill: Worker) -> int:

@@ -46,6 +46,7 @@ class Decision(NamedTuple):
     prefill_here: PrefillHere
     there: PromptAt  # the prompt at its first prefill worker
     here: PromptAt  # the prompt on the rank
+    moved: bool  # the policy chose another rank, which would not compute the prompt
     wanted: WantedWorkers
 
     def seen(self) -> ClusterView:

@@ -19,6 +19,7 @@ class InFlight:
         self._prefill, self._decode = prefill, decode
         self._prompt_tokens = prompt_tokens
         self._prefilling = self._running = True
+        self._answers = 0  # 1 while its answer is being written
         placed.add(decode, 1)
         placed.add(prefill, int(prefill != decode), prompt_tokens)
 
@@ -26,6 +27,8 @@ class InFlight:
         """Release the prefill worker: its first token came. Idempotent."""
         if self._prefilling:
             self._release_prefill()
+            self._answers = 1
+            self._placed.add(self._decode, 0, answers=1)
             self._expected.made()
 
     def release(self) -> None:
@@ -35,7 +38,7 @@ class InFlight:
             self._expected.drop()
         if self._running:
             self._running = False
-            self._placed.add(self._decode, -1)
+            self._placed.add(self._decode, -1, answers=-self._answers)
 
     def _release_prefill(self) -> None:
         self._prefilling = False

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 
 from baton.api.admission.room import DECODES_AHEAD, Room
 from baton.api.errors import invalid
@@ -21,7 +22,8 @@ from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.places import Places
 from baton.router.placement.policy import Policy
-from baton.router.placement.prefill_here import PrefillHere, PromptAt
+from baton.router.placement.prefill_here import PrefillHere
+from baton.router.placement.reader_choice import ReaderChoice
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.text.prefix_digest import PromptPrefixes
 
@@ -54,12 +56,14 @@ class Placer:
         self._reachable = reachable
         self._policy = policy
         self._max_prefills = 1 + prefill_fallbacks
-        self._prefill_here = prefill_here
         self._load = PlacedLoad()
         self._prefills, self._ranks = (Columns(table, role, self._load) for role in ROUTED_ROLES)
         self._startable: list[int] | None = None  # rows of ranks; None: to be found again
         table.subscribe(lambda change: self.reach_changed())
         self._queued = QueuedPrefixes()
+        self.readers = ReaderChoice(
+            prefill_here, self._prefills, self._ranks, self._load, self._queued
+        )
 
     def reach_changed(self) -> None:
         """Note that other ranks than before may be reachable."""
@@ -76,6 +80,8 @@ class Placer:
         only_rank: int | None = None,
         lost_on: Collection[int] = (),
         avoid: str = "",
+        *,
+        for_rank: bool = False,
     ) -> Assignment | None:
         """Choose workers for a prompt. Only cached states of its salt count.
 
@@ -86,8 +92,9 @@ class Placer:
         lost_on: registrations of ranks that lost this request before. They are used only when
             there is no other.
         avoid: the id of a prefill worker that is used only when there is no other.
+        for_rank: only a rank has room for the prompt; return None also if none would compute it.
         """
-        prefills, ranks = self._prefills, self._ranks
+        prefills, ranks, rule = self._prefills, self._ranks, self.readers.rule
         prefill_rows = self._prefill_rows(prefills, len(prompt), avoid)
         decode_rows = self._decode_rows(only_rank, lost_on)
         if not prefill_rows or not decode_rows:
@@ -108,13 +115,25 @@ class Placer:
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
         first, rank = prefills.rows[placement.prefills[0]], ranks.rows[placement.decode]
-        at_prefill = self._at(prefills, first, size - view.prefill.cached_tokens.get(first, 0))
-        if view.links is not None:
-            at_prefill = at_prefill._replace(link_s=view.late_s(first, rank, wanted))
-        at_rank = self._at(ranks, rank, size - view.decode.cached_tokens.get(rank, 0))
-        here = self._prefill_here.wanted(at_prefill, at_rank)
+        at_prefill = self.readers.at_prefill(
+            first,
+            size - view.prefill.cached_tokens.get(first, 0),
+            0.0 if view.links is None else view.late_s(first, rank, wanted),
+        )
+        held = view.decode.cached_tokens
+        at_rank = self.readers.at_rank(rank, size - held.get(rank, 0))
+        here = rule.wanted(at_prefill, at_rank)
+        moved = None
+        if not here and len(decode_rows) > 1 and not rule.off:
+            others = [(row, size - held.get(row, 0)) for row in decode_rows if row != rank]
+            moved = self.readers.better_rank(at_prefill, others)
+        if moved is not None:
+            here, rank = True, moved
+            at_rank = self.readers.at_rank(rank, size - held.get(rank, 0))
+        if for_rank and not here:
+            return None
         if here:
-            computing, cached_there = ranks.workers[rank], to_come.get(placement.decode, 0)
+            computing, cached_there = ranks.workers[rank], to_come.get(ranks.ids[rank], 0)
         else:
             computing, cached_there = prefills.workers[first], size - at_prefill.tokens
         grid = computing.details.state_grid
@@ -139,34 +158,13 @@ class Placer:
                 prefills.fullness[:],
                 ranks.fullness[:],
                 cached,
-                self._prefill_here,
+                rule,
                 at_prefill,
                 at_rank,
+                moved is not None,
                 WantedWorkers(only_rank, ranks.numbers, self._lost_ids(lost_on), avoid),
             ),
         )
-
-    def thresholds(self) -> dict[str, int]:
-        """Return the most tokens of a prompt, cached nowhere, that each rank would compute itself
-        now, by worker id.
-        """
-        prefills, ranks = self._prefills, self._ranks
-        there = [self._at(prefills, row, 0) for row in prefills.staying]
-        shortest = min(there, key=_wait_s, default=None)
-        return {
-            name: self._prefill_here.threshold(shortest, self._at(ranks, row, 0))
-            for row, name in enumerate(ranks.ids)
-        }
-
-    def _at(self, columns: Columns, row: int, tokens: int) -> PromptAt:
-        """Count prompts that wait at the router as queued for prefill workers, evenly: one that a
-        rank computes makes room for them.
-        """
-        queued = columns.queued_tokens[row]
-        if columns is self._prefills and self._queued.tokens:
-            queued += self._queued.tokens // max(len(columns.staying), 1)
-        load = max(columns.reported[row], columns.placed[row])
-        return PromptAt(columns.workers[row].status, queued, tokens, load)
 
     def waiting(self, prompt: PromptPrefixes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
@@ -232,6 +230,8 @@ class Placer:
             sum(prefills.workers[row].share is not None for row in prefills.staying)
             if prefills.shared
             else 0,
+            cache(lambda: self.readers.room(rows)),
+            self._load.changes,
         )
 
     def places(self) -> Places:
@@ -350,10 +350,6 @@ def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> 
     if not here or avoid in placement.prefills:
         return placement
     return Placement((*placement.prefills, avoid), placement.decode)
-
-
-def _wait_s(prefill: PromptAt) -> float:
-    return prefill.queued * prefill.status.prompt_token_us
 
 
 def _ahead(prefills: int, ranks: int) -> int:

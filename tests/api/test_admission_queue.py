@@ -9,12 +9,14 @@ from api.known_step_times import times_of
 
 from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
 from baton.api.admission.key_limit import PRESENT_S, KeyLimit
-from baton.api.admission.room import Room
+from baton.api.admission.room import RankRoom, Room
 from baton.api.backend import GenerateRequest
 from baton.api.deadline import Deadline
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.sampling_params import SamplingParams
+
+NO_RANK = RankRoom()
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Door:
     now: float = 0.0
     refusals: list[str] = field(default_factory=list)
     placed: int = 0
+    ranks: RankRoom = NO_RANK  # that would compute a prompt
     slowdown: float = 0.0  # 0: keys have no bound; a step takes 20 ms, and 4 for each request
 
     def __post_init__(self) -> None:
@@ -45,7 +48,10 @@ class Door:
         if not self.capacity:
             return Room(None)
         free = self.capacity + 1 - self.placed
-        return Room(free, {0: free, 1: 0}, 1, self.prompt_tokens)
+        rooms = {0: free, 1: 0}
+        return Room(
+            free, rooms, 1, self.prompt_tokens, on_ranks=lambda: self.ranks, changes=self.placed
+        )
 
     def enter(self, key: str | None = None, prompt: int = 10, **more: object) -> QueuePlace:
         sampling = SamplingParams(max_tokens=90)
@@ -138,7 +144,7 @@ async def test_one_that_goes_away_when_it_was_just_called_makes_room_again() -> 
     assert called(third)
     first.leave(0)
     third.leave(0)
-    assert (door.queue.waiting, door.queue.called, door.queue._prefilling) == (0, 0, 0)
+    assert (door.queue.waiting, door.queue.unplaced, door.queue._prefilling) == (0, 0, 0)
     assert door.queue._prompt_tokens == 0 and not door.queue._places
 
 
@@ -179,7 +185,7 @@ async def test_one_whose_rank_was_lost_is_the_next_and_pays_once() -> None:
     for each in list(door.queue._places.values()):
         each.leave(0)
     flow = door.queue._queue._flows["ada"]
-    assert flow.served == 300 and door.queue.called == 0 and not door.queue._prefilling
+    assert flow.served == 300 and door.queue.unplaced == 0 and not door.queue._prefilling
 
 
 async def test_a_full_queue_says_when_to_come_again_by_how_fast_it_empties() -> None:
@@ -321,3 +327,56 @@ async def test_a_flood_of_one_key_leaves_room_in_the_steps_of_another() -> None:
     door.place(next(each for each in flood[7:] if called(each)))
     door.end(running[1])
     assert [called(each) for each in flood].count(True) > 15, "the other has left"
+
+
+async def test_a_rank_that_would_compute_a_prompt_is_room_for_one() -> None:
+    """Prefill workers have all that they are given; each idle rank is offered one prompt."""
+    door = Door(capacity=9, prompt_tokens=20)
+    given = [door.enter(), door.enter()]
+    assert all(map(called, given)) and not any(each.for_rank for each in given)
+    for each in given:
+        door.place(each, decoding=False)
+    long, first, second = door.enter(prompt=51), door.enter(), door.enter()
+    assert not any(map(called, (long, first, second)))
+    door.ranks = RankRoom(1, 50)
+    door.queue.call_next()
+    assert [called(each) for each in (long, first, second)] == [False, True, False]
+    assert first.for_rank, "the prefill workers are not given it"
+    door.placed += 1
+    first.placed(here=True)
+    assert called(second), "the rank has room as long as it says so"
+
+
+async def test_what_no_rank_took_is_offered_again_when_something_has_changed() -> None:
+    door = Door(capacity=9, prompt_tokens=20)
+    for _ in range(2):
+        door.place(door.enter(), decoding=False)
+    door.ranks = RankRoom(1, 50)
+    waiting = door.enter()
+    for _ in range(2):
+        assert called(waiting) and waiting.for_rank
+        waiting.wait_again()  # the rank had another prompt by then
+        assert not called(waiting), "not twice for the same"
+        door.queue.call_next()
+        assert not called(waiting)
+        door.placed += 1
+        door.queue.call_next()
+    assert called(waiting)
+    waiting.leave(0)
+    assert door.queue._called_for_rank == 0
+
+
+async def test_a_rank_is_offered_the_next_prompt_at_the_first_token_of_its_own() -> None:
+    door = Door(capacity=9, prompt_tokens=20)
+    for _ in range(2):
+        door.place(door.enter(), decoding=False)
+    door.ranks = RankRoom(1, 50)
+    own = door.enter()
+    door.ranks = RankRoom()
+    door.placed += 1
+    own.placed(here=True)
+    following = door.enter()
+    assert not called(following)
+    door.ranks = RankRoom(1, 50)
+    own.first_token()
+    assert called(following) and following.for_rank

@@ -147,6 +147,11 @@ def test_ranks_compute_prompts_by_measured_speeds_unless_told_otherwise(
     assert wired(parse_cluster()).router().prefill_here is None
 
 
+def test_the_target_of_the_time_between_tokens_reaches_the_router() -> None:
+    assert wired(parse_cluster("--itl-target-ms", "250")).router().itl_target_s == 0.25
+    assert wired(parse_cluster()).router().itl_target_s is None
+
+
 def test_a_rank_learns_how_many_prompt_tokens_go_beside_its_answers() -> None:
     for words, most in (((), MixedBudget.AUTO), (("--prefill-beside-decode", "48"), 48)):
         wiring = wired(parse_cluster(*words))
@@ -272,7 +277,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--tool-call-parser", "hermes", "--reasoning-parser", "none",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-queued-tokens", "70", "--max-body-mb", "1",
-        "--key-slowdown", "2", "--prefill-here", "512",
+        "--key-slowdown", "2", "--prefill-here", "512", "--itl-target-ms", "250",
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
         "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
         "--ssl-keyfile", str(clients.key), "--cache-scope", "key",
@@ -410,6 +415,8 @@ def test_limits_reach_the_router_in_its_units() -> None:
         ("--prefill-here", "-1"),
         ("--prefill-here", "0"),
         ("--prefill-here", "sometimes"),
+        ("--itl-target-ms", "0"),
+        ("--itl-target-ms", "nan"),
         ("--key-slowdown", "1"),
         ("--key-slowdown", "nan"),
         ("--max-body-mb", "0"),

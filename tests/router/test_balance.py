@@ -24,7 +24,7 @@ async def test_ranks_share_requests_that_take_unequally_long(tmp_path: Path, pol
         rank.max_running = AT_ONCE  # one that is full would be passed over
     placed: Counter[str] = Counter()
     running: list[tuple[FakeRank, StartRequest]] = []
-    async with Cluster(tmp_path, policy=policy) as cluster:
+    async with Cluster(tmp_path, policy=policy, prefill_here=0) as cluster:
         await cluster.add(FakeWorker("p0"), *ranks)
         calls = {}
         for _ in range(REQUESTS):

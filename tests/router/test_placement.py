@@ -20,6 +20,7 @@ from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
 from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere
+from baton.router.placement.reader_choice import OFFERED
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.policies.registry import POLICIES
 from baton.router.policies.round_robin import RoundRobin
@@ -390,29 +391,113 @@ def test_thresholds_go_by_the_prefill_worker_with_the_shortest_queue() -> None:
     for name, queued in (("p0", 500), ("p1", 100), ("d0", 0), ("d1", 7)):
         status = WorkerStatus(max_running=4, queued_tokens=queued, prompt_token_us=100)
         setup.table.report(setup.workers[name], status, leaving=False)
-    assert placer.thresholds() == {"d0": 400, "d1": 0}, "d1 has a prompt already"
+    assert placer.readers.thresholds() == {"d0": pytest.approx(999, abs=1), "d1": 0}, (
+        "d1 has a prompt already"
+    )
 
 
-def test_prompts_that_wait_at_the_router_count_as_queued_for_prefill_workers() -> None:
-    """They would find room there if the rank computed this one."""
-    setup = Setup(prefills=2, ranks=1)
-    for name in ("p0", "p1", "d0"):
-        status = WorkerStatus(max_running=4, prompt_token_us=100)
+def learnt_placer(setup: Setup, **queued: int) -> Placer:
+    """Return a placer by measured speeds; all workers are alike. queued: tokens by worker."""
+    for name in setup.workers:
+        status = WorkerStatus(max_running=4, prompt_token_us=100, queued_tokens=queued.get(name, 0))
         setup.table.report(setup.workers[name], status, leaving=False)
-    placer = Placer(setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(None))
+    return Placer(setup.table, setup.states, setup.reachable, RoundRobin(), 1, PrefillHere(None))
+
+
+def test_prompts_that_wait_at_the_router_gain_by_what_a_rank_computes() -> None:
+    """They would find room at the prefill worker if the rank computed this one."""
+    setup = Setup(prefills=1, ranks=1)
+    placer = learnt_placer(setup)
     prompt = PromptPrefixes(tuple(range(100)))
 
-    def computes() -> bool:
+    def placed() -> Assignment:
         assignment = placer.place(prompt)
         assert assignment is not None
-        return assignment.here
+        return assignment
 
-    assert not computes() and placer.thresholds() == {"d0": 0}
+    assert not placed().here
+    writing = [placer.track(placed())]
+    writing[0].prefill_done()
     with placer.waiting(PromptPrefixes(tuple(range(40)))):
-        assert not computes(), "half of 40 is too little"
+        assert placed().decision.here.answers == 1
+        assert not placed().here, "the answer loses as much"
         with placer.waiting(PromptPrefixes(tuple(range(20)))):
-            assert computes() and placer.thresholds() == {"d0": 120}
-    assert not computes()
+            assert placed().here
+        writing[0].release()
+        assert placed().here, "nothing is written there now"
+    assert not placed().here
+
+
+def test_of_several_ranks_one_that_has_nothing_to_lose_computes_the_prompt() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    placer = learnt_placer(setup, p0=100)
+    prompt = PromptPrefixes(tuple(range(100)))
+    busy = []
+    for _ in range(2):  # the policy goes round: on d0 and d1
+        assignment = placer.place(prompt)
+        assert assignment is not None and assignment.here and not assignment.decision.moved
+        busy.append(placer.track(assignment))
+    assert placer.track(assignment) is not None
+    for _ in range(3):  # the policy chooses d2, d0 and d1; the others have prompts already
+        assignment = placer.place(prompt)
+        assert assignment is not None and assignment.here
+        assert assignment.rank.worker_id == "d2" and assignment.reader is assignment.rank
+    assert assignment.decision.moved
+    pinned = placer.place(prompt, only_rank=0)
+    assert pinned is not None and pinned.rank.worker_id == "d0" and not pinned.here
+    assert placer.place(prompt, only_rank=0, for_rank=True) is None
+
+
+def test_the_room_for_prompts_counts_ranks_that_would_compute_one() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    placer = learnt_placer(setup, p0=100)
+    assert placer.room().on_ranks() == (2, pytest.approx(999, abs=1))
+    prompt = PromptPrefixes(tuple(range(50)))
+    before = placer.room().changes
+    first = placer.place(prompt)
+    assert first is not None and first.here
+    in_flight = placer.track(first)
+    assert placer.room().on_ranks().ranks == 1 and placer.room().changes > before
+    in_flight.prefill_done()  # one answer is written on d0: it loses as much as the prompt takes
+    assert placer.room().on_ranks() == (2, pytest.approx(999, abs=1))
+    setup.report("p0")
+    assert placer.room().on_ranks() == (0, 0), "the prefill worker has nothing to do"
+    with placer.waiting(prompt):
+        assert placer.room().on_ranks() == (0, 0), "it is not behind itself"
+        with placer.waiting(prompt):
+            assert placer.room().on_ranks().ranks == 1
+    setup.report("p0", queued_tokens=10**6)
+    setup.report("d0", queued_tokens=1)
+    assert placer.room().on_ranks().ranks == 1, "an answer was preempted on d0"
+    setup.report("d1", running=4)
+    assert placer.room().on_ranks().ranks == 0, "d1 has no free place"
+
+
+def test_ranks_with_prompts_do_not_hide_one_without() -> None:
+    """Few ranks are weighed, and none of those that have a prompt already is among them."""
+    setup = Setup(prefills=1, ranks=6)
+    placer = learnt_placer(setup, p0=900)
+    for number in range(6):
+        assert placer.room().on_ranks().ranks == min(6 - number, OFFERED)
+        assignment = placer.place(PromptPrefixes(PROMPT))
+        assert assignment is not None and assignment.here
+        placer.track(assignment)
+    assert placer.room().on_ranks().ranks == 0
+
+
+def test_a_report_from_before_a_first_token_does_not_keep_the_rank_waiting() -> None:
+    setup = Setup(prefills=1, ranks=1)
+    placer = learnt_placer(setup, p0=900)
+    prompt = PromptPrefixes(tuple(range(100)))
+    first = placer.place(prompt)
+    assert first is not None and first.here
+    in_flight = placer.track(first)
+    setup.report("d0", queued_tokens=100)
+    assert not placer.room().on_ranks().ranks
+    in_flight.prefill_done()
+    assert placer.room().on_ranks().ranks == 1
+    setup.report("d0", queued_tokens=40)
+    assert not placer.room().on_ranks().ranks, "somebody else's"
 
 
 def test_a_rank_computes_one_prompt_at_a_time() -> None:

@@ -45,7 +45,7 @@ async def test_a_router_has_no_more_on_a_rank_than_its_share(tmp_path: Path) -> 
 
 
 async def test_prompts_wait_for_their_share_of_a_prefill_worker(tmp_path: Path) -> None:
-    async with Cluster(tmp_path) as cluster:
+    async with Cluster(tmp_path, prefill_here=0) as cluster:
         prefill, rank = FakeWorker("p0"), FakeRank("d0")
         prefill.settings = {"chunked_prefill_size": "100"}
         prefill.share, prefill.routers = Share(number=1, units=90), ["router-0", "router-1"]
@@ -63,7 +63,7 @@ async def test_prompts_wait_for_their_share_of_a_prefill_worker(tmp_path: Path) 
 
 
 async def test_prompts_go_to_the_prefill_worker_with_a_share_for_them(tmp_path: Path) -> None:
-    async with Cluster(tmp_path) as cluster:
+    async with Cluster(tmp_path, prefill_here=0) as cluster:
         little, much, rank = FakeWorker("p0"), FakeWorker("p1"), FakeRank("d0")
         for worker, units in ((little, 90), (much, 400)):
             worker.settings = {"chunked_prefill_size": "400"}

@@ -136,6 +136,31 @@ async def test_a_prompt_that_a_rank_computes_leaves_its_place_at_the_prefill_wor
             assert (await task).status_code == 200
 
 
+async def test_an_idle_rank_is_room_for_a_prompt_that_would_wait(tmp_path: Path) -> None:
+    """Nobody has measured a speed yet: a token counts as long everywhere."""
+    worker = FakeWorker("p0")
+    worker.settings = {"chunked_prefill_size": "4"}  # so it is given two prompts, and not by tokens
+    async with served(tmp_path, worker) as (cluster, rank, client):
+        rank.max_running = 8
+        await cluster.until(lambda workers: workers["d0"]["max_running"] == 8)
+        asked, starts = [], []
+        for number, here in enumerate((False, True, False), 1):
+            asked.append(ask(client, "ada", prompt=[number] * 5))
+            starts.append(await within(rank.starts.get()))
+            assert (list(starts[-1].prompt_ids), starts[-1].prefill_here) == ([number] * 5, here)
+        asked.append(ask(client, "ada", prompt=[4] * 5))
+        await waiting(cluster, client, 1)
+        assert rank.starts.empty(), "no worker is given more than its next prompt"
+        rank.send(tokens_of(starts[1], [20]))  # its own prompt is computed
+        fourth = await within(rank.starts.get())
+        assert fourth.prefill_here, "the answer loses less than this prompt gains"
+        await end(rank, fourth)
+        rank.send(tokens_of(starts[1], [21], first_index=1, last=True))
+        for start in (starts[0], starts[2]):
+            await end(rank, start)
+        assert [reply.status_code for reply in await asyncio.gather(*asked)] == [200] * 4
+
+
 async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Path) -> None:
     async with served(tmp_path) as (cluster, rank, client):
         asked = [ask(client, "ada") for _ in range(1 + AHEAD)]
