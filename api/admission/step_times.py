@@ -91,6 +91,10 @@ class StepClock:
             self._times.add(len(handles) + more, now - self._last[1])
         self._last = first, now
 
+    def skip(self) -> None:
+        """Leave out a step: it had more to do than the requests that its message names."""
+        self._last = None
+
 
 def _add(means: dict[int, tuple[float, int]], rows: int, seconds: float) -> None:
     mean, count = means.get(rows, (seconds, 0))

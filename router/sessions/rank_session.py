@@ -71,6 +71,7 @@ class RankSession:
         self._on_change = on_change
         self._streams: dict[str, AnswerStream] = {}
         self._by_handle: dict[int, AnswerStream] = {}
+        self._reading: set[AnswerStream] = set()  # the rank computes their prompts
         self._handles = itertools.count(1)
         self._outbox: Outbox[RouterMessage] = Outbox()
         self._steps = StepClock(options.step_times)
@@ -94,6 +95,8 @@ class RankSession:
         self._streams[request.request_id] = stream
         stream.handle = request.handle = next(self._handles)
         self._by_handle[stream.handle] = stream
+        if request.prefill_here:
+            self._reading.add(stream)
         self._outbox.put(RouterMessage(start=request))
         return stream
 
@@ -104,6 +107,7 @@ class RankSession:
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
         self._by_handle.pop(stream.handle, None)
+        self._reading.discard(stream)
         if not stream.rank_done and self.ready:
             cancel = CancelRequest(
                 request_id=stream.request_id, attempt=stream.attempt, reason=reason
@@ -238,12 +242,17 @@ class RankSession:
         columns = list(step.handles), list(step.indices), list(step.token_ids)
         if len(set(map(len, columns))) != 1:
             raise PeerLostError("it sent a step whose lists differ in length")
-        self._steps.step(columns[0], others, self._options.clock())
+        if self._reading:  # parts of their prompts make the steps of others longer
+            self._steps.skip()
+        else:
+            self._steps.step(columns[0], others, self._options.clock())
         by_handle = self._by_handle
         for handle, index, token_id in zip(*columns, strict=True):
             stream = by_handle.get(handle)
             if stream is not None:
                 stream.feed_token(index, token_id)
+        if self._reading:
+            self._reading = {each for each in self._reading if each.first_in is None}
 
     def _fail_streams(self, reason: str) -> None:
         was_ready, self.ready = self.ready, False
@@ -252,6 +261,7 @@ class RankSession:
             stream.fail(self._lost_error(reason))
         self._streams.clear()
         self._by_handle.clear()
+        self._reading.clear()
         if was_ready:
             self._on_change()
 

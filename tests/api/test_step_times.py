@@ -89,6 +89,16 @@ def test_only_messages_of_steps_that_follow_each_other_count() -> None:
     assert seen.steps == [(4, 0.5), (1, 0.1)]
 
 
+def test_a_step_that_is_left_out_is_no_end_of_the_next_one_either() -> None:
+    seen = _Seen()
+    clock = StepClock(seen)
+    clock.step([1], 0, 1.0)
+    clock.skip()
+    clock.step([1], 0, 3.0)
+    clock.step([1], 0, 3.5)
+    assert seen.steps == [(1, 0.5)]
+
+
 def test_a_key_alone_is_faster_than_its_rows_among_others_say() -> None:
     times = known(0.03, 0.005, [1, 3, 8], noise=0.1)
     times.shared = False
