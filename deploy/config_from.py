@@ -75,6 +75,7 @@ def engine_from(options: dict[str, Any]) -> EngineConfig:
         max_running=options["max_running"],
         chunked_prefill_size=options["chunked_prefill_size"],
         prefill_beside_decode=options["prefill_beside_decode"],
+        itl_target_s=None if options["itl_target_ms"] is None else options["itl_target_ms"] / 1000,
         max_model_len=options["max_model_len"],
         memory_bytes=None if memory is None else int(memory * 2**30),
         memory_fraction=options["memory_fraction"],

@@ -17,7 +17,7 @@ from baton.deploy.files.example_model import EXAMPLE_MODEL
 from baton.deploy.number_types import Ratio, Seconds
 from baton.deploy.placement_options import placement_options
 from baton.deploy.record_options import check_can_be_made, profile_option
-from baton.deploy.router_options import check_served_name, router_options
+from baton.deploy.router_options import check_served_name, itl_target_option, router_options
 from baton.engine.layout.grids import Strategy
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.choices import (
@@ -225,7 +225,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of one engine; `engine_from` reads their values."""
     for option in reversed(_MODEL + _ENGINE):
         command = option(command)
-    return command
+    return itl_target_option(command)
 
 
 def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:

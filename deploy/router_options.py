@@ -104,8 +104,9 @@ def itl_target_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--itl-target-ms", type=Ratio(0, min_open=True), default=None,
         help="Most milliseconds between two tokens of an answer while its decode worker computes a "
-        "prompt. A worker whose step with a part of a prompt would take longer computes prompts "
-        "only while it writes no answer. No limit when left out.",
+        "prompt: it takes as large a part of the prompt at a time as that allows, and none while "
+        "it writes answers if even the least would take longer. When left out, see "
+        "--prefill-beside-decode.",
     )(command)  # fmt: skip
 
 

@@ -104,6 +104,7 @@ class Engine:
             beside_decode=config.prefill_beside_decode,
             grid=grids.checkpoint,
             held_fraction=config.held_fraction,
+            itl_target_s=config.itl_target_s,
         )
         self._admission = AdmissionCheck(model.config, self.plan.max_model_len, tokenizer)
         self._requests = RequestTable()

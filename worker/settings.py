@@ -20,6 +20,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "max_total_num_tokens": (plan.pages - 1) * config.page_size,
         "chunked_prefill_size": plan.chunked_prefill_size,
         "prefill_beside_decode": config.prefill_beside_decode,
+        "itl_target_s": config.itl_target_s,
         "disable_cuda_graph": not config.graphs,
         "disable_radix_cache": not config.prefix_caching,
         "disable_overlap_schedule": not config.overlap or plan.donates_live,

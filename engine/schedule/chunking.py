@@ -14,12 +14,14 @@ chunks of 64 and 94 in chunks of 128."""
 @dataclass(frozen=True)
 class PromptBudget:
     """The most prompt tokens of a step. `beside`: of one in which requests decode, too; None: as
-    many as in others. `speeds`: of this engine's steps.
+    many as in others. `speeds`: of this engine's steps. `itl_target_s`: where `beside` is AUTO, no
+    step takes longer, for the answers in it and for those that come meanwhile; None: any time.
     """
 
     alone: int
     beside: int | MixedBudget | None
     speeds: StepSpeeds
+    itl_target_s: float | None = None
 
     @property
     def beside_decode(self) -> int:
@@ -27,12 +29,24 @@ class PromptBudget:
         if self.beside is None:
             return self.alone
         if self.beside is MixedBudget.AUTO:
+            if (most := self._in_time(decoding=True)) is not None:
+                return most
             return self.speeds.beside(min(LEAST_BESIDE, self.alone), self.alone)
         return min(self.alone, self.beside)
 
     def tokens(self, *, decoding: bool) -> int:
         """Return the budget of a step. decoding: a request's next token waits for it."""
-        return self.beside_decode if decoding else self.alone
+        if decoding:
+            return self.beside_decode
+        if self.beside is MixedBudget.AUTO and (most := self._in_time(decoding=False)) is not None:
+            return most
+        return self.alone
+
+    def _in_time(self, *, decoding: bool) -> int | None:
+        """Return the most tokens of a step by its target; None: no target, or speeds not known."""
+        if self.itl_target_s is None:
+            return None
+        return self.speeds.within(self.itl_target_s, self.alone, decoding=decoding)
 
 
 def chunk_end(start: int, target: int, budget: int, grid: int, first: bool) -> int:

@@ -38,9 +38,10 @@ class Scheduler:
         beside_decode: int | MixedBudget | None,
         grid: int,
         held_fraction: float,
+        itl_target_s: float | None = None,
     ) -> None:
-        """beside_decode: see `PromptBudget`. grid: tokens; chunks end on its multiples where they
-        can."""
+        """beside_decode, itl_target_s: see `PromptBudget`. grid: tokens; chunks end on its
+        multiples where they can."""
         self._memory = memory
         self._pools = memory.pools
         self._donations = donations
@@ -48,7 +49,7 @@ class Scheduler:
         self._max_running = max_running
         self.speeds = StepSpeeds()
         """The engine tells it what steps took."""
-        self.budget = PromptBudget(chunked_prefill_size, beside_decode, self.speeds)
+        self.budget = PromptBudget(chunked_prefill_size, beside_decode, self.speeds, itl_target_s)
         self._grid = grid
         self._held_slots = max(1, int(held_fraction * max_running))
         self._held_pages = max(1, int(held_fraction * memory.pools.total_pages))

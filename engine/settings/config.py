@@ -102,6 +102,7 @@ class EngineConfig:
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
     prefill_beside_decode: int | MixedBudget | None = None
+    itl_target_s: float | None = None  # of steps with answers; None: see `MixedBudget.AUTO`
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = (
         None  # a rank's budget for weights, pools, activations; None: by fraction

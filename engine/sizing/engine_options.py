@@ -32,6 +32,9 @@ def check_options(
     for name, value in least.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1; got {value}")
+    target_s = config.itl_target_s
+    if target_s is not None and not 0 < target_s < math.inf:
+        raise ConfigError(f"itl_target_s must be positive and finite; got {target_s}")
     ratio = config.mamba_full_memory_ratio
     if ratio is not None and not 0 < ratio < math.inf:
         raise ConfigError(f"mamba_full_memory_ratio must be positive and finite; got {ratio}")

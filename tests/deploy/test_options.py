@@ -108,7 +108,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
         "--load-format", "dummy", "--weight-format", "int8", "--page-size", "32",
         "--max-running", "3", "--chunked-prefill-size", "77", "--max-model-len", "99",
-        "--prefill-beside-decode", "7",
+        "--prefill-beside-decode", "7", "--itl-target-ms", "90",
         "--memory-gb", "2", "--memory-fraction", "0.25", "--held-fraction", "0.75",
         "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
         "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",
@@ -147,8 +147,10 @@ def test_ranks_compute_prompts_by_measured_speeds_unless_told_otherwise(
     assert wired(parse_cluster()).router().prefill_here is None
 
 
-def test_the_target_of_the_time_between_tokens_reaches_the_router() -> None:
-    assert wired(parse_cluster("--itl-target-ms", "250")).router().itl_target_s == 0.25
+def test_the_target_of_the_time_between_tokens_reaches_router_and_ranks() -> None:
+    wiring = wired(parse_cluster("--itl-target-ms", "250"))
+    assert wiring.router().itl_target_s == 0.25
+    assert wiring.worker(Member(Role.DECODE, 0)).engine.itl_target_s == 0.25
     assert wired(parse_cluster()).router().itl_target_s is None
 
 

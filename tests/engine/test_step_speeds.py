@@ -59,6 +59,45 @@ def test_what_is_not_measured_yet_is_taken_to_be_dear() -> None:
     assert PromptBudget(256, 8, StepSpeeds()).tokens(decoding=True) == 8
 
 
+@pytest.mark.parametrize(
+    ("target_s", "beside", "alone"),
+    [(0.2, 48, 80), (0.11, 16, 32), (0.01, 16, 16), (9.0, 256, 256)],
+)
+def test_a_target_says_how_many_prompt_tokens_a_step_has(
+    target_s: float, beside: int, alone: int
+) -> None:
+    """A part of a prompt costs 13 ms and 2.3 for each token, beside a step of 50."""
+    speeds = StepSpeeds()
+    speeds.add(4, 0, 1000.0)
+    for tokens in (64, 64, 32, 64, 48):
+        speeds.add(4, 0, 0.05)
+        speeds.add(4, tokens, 0.05 + 0.013 + 0.0023 * tokens)
+    budget = PromptBudget(256, MixedBudget.AUTO, speeds, target_s)
+    assert (budget.tokens(decoding=True), budget.tokens(decoding=False)) == (beside, alone)
+    assert budget.beside_decode == beside
+    assert PromptBudget(256, 8, speeds, target_s).tokens(decoding=True) == 8
+    assert PromptBudget(256, None, speeds, target_s).tokens(decoding=False) == 256
+    assert PromptBudget(8, MixedBudget.AUTO, speeds, target_s).tokens(decoding=True) == 8
+
+
+def test_parts_of_one_size_or_with_noise_do_not_let_a_budget_jump() -> None:
+    for sizes, seconds in (((64, 64), (0.16, 0.16)), ((64, 32), (0.15, 0.16))):
+        speeds = StepSpeeds()
+        speeds.add(4, 0, 1000.0)
+        for tokens, added_s in zip(sizes, seconds, strict=True):
+            speeds.add(4, 0, 0.05)
+            speeds.add(4, tokens, 0.05 + added_s)
+        found = speeds.within(0.05 + 0.16, 512, decoding=True)
+        assert found is not None and 16 <= found <= 64
+        grown = speeds.within(0.05 + 0.32, 512, decoding=True)
+        assert grown is not None and grown <= 3 * 64
+
+
+def test_a_target_says_nothing_before_speeds_are_known() -> None:
+    budget = PromptBudget(256, MixedBudget.AUTO, StepSpeeds(), 0.2)
+    assert (budget.tokens(decoding=True), budget.tokens(decoding=False)) == (LEAST_BESIDE, 256)
+
+
 def test_an_engine_says_how_long_its_steps_take(seeded: random.Random) -> None:
     engine = make_engine(HashModel(), chunk=128, prefill_beside_decode=MixedBudget.AUTO)
     assert not engine.status().prompt_token_s and not engine.status().decode_step_s
