@@ -14,7 +14,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
-.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs monitoring constraints resolve clean
+CLIENTS := .clients
+
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-agents check tools protos docs monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -43,6 +45,28 @@ chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_fuzz.py --fuzz 30000 --timeout 7200
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
+
+# Needs PyPI and npm. Not a part of CI: the tests of tests/api/recorded/sessions send what these
+# clients sent. Each has an environment of its own, from a lock file.
+clients: clients-python clients-agents
+
+clients-python: $(CLIENTS)/.python-installed
+	PYTHONPATH=tests $(BIN)/python -m clients.run sdks
+
+clients-agents: $(CLIENTS)/.python-installed $(CLIENTS)/.agents-installed
+	PYTHONPATH=tests $(BIN)/python -m clients.run agents
+
+$(CLIENTS)/.python-installed: $(STAMP) $(wildcard tests/clients/python/*.lock)
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	for name in sdks instructor aider; do \
+		$(BIN)/uv venv --quiet --clear $(CLIENTS)/python/$$name && $(BIN)/uv pip sync --quiet \
+			--python $(CLIENTS)/python/$$name/bin/python tests/clients/python/$$name.lock || exit 1; done
+	touch $@
+
+$(CLIENTS)/.agents-installed: $(wildcard tests/clients/node/agents/*.json)
+	mkdir -p $(CLIENTS)/agents && cp $^ $(CLIENTS)/agents && cd $(CLIENTS)/agents \
+		&& npm ci --silent --no-fund --no-audit
+	touch $@
 
 # `ip` and `ss`, for the tests with network namespaces, and `prometheus` with `promtool`, for those
 # of rules and dashboards. Tests that need them are skipped without them.

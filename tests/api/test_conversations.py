@@ -47,6 +47,7 @@ class Traits:
 
 KNOWN = {
     "strict_objects": Traits(lists=True, late_system=False),
+    "strict_text": Traits(late_system=False),
     "joined_arguments": Traits(objects=False),
     "null_beside_calls": Traits(objects=False, null=True),
     "text_or_object": Traits(),

@@ -1,0 +1,191 @@
+"""The command lines of agents, each through a session that reads a file, edits it and runs a
+command.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from clients.program import ENVIRONMENTS, Program, locked_version, npm_version
+from clients.scenarios import Scripts, call, thought
+
+BINARIES = ENVIRONMENTS / "agents" / "node_modules" / ".bin"
+NOTES = "notes.txt"
+TASK = "Mend notes.txt and show it: scenario session"
+BEFORE, AFTER = "plums are blue\n", "plums are ripe\n"
+END = "Plums are ripe now."
+
+
+def prepare(home: Path, url: str) -> None:
+    (home / NOTES).write_text(BEFORE)
+
+
+def check(home: Path, said: str) -> str:
+    """Return what the session left undone."""
+    if (home / NOTES).read_text() != AFTER:
+        return f"the file was not edited; it said {said[-300:]}"
+    return "" if END in said else f"the last answer is missing; it said {said[-300:]}"
+
+
+def claude_scripts(home: Path) -> Scripts:
+    notes = str(home / NOTES)
+    return {
+        "session": [
+            thought("First I read it.") + call("Read", file_path=notes),
+            "I mend it." + call("Edit", file_path=notes, old_string="blue", new_string="ripe"),
+            call("Bash", command="cat notes.txt", description="Show it")
+            + call("Bash", command="cat missing.txt", description="Fail"),
+            END,
+        ]
+    }
+
+
+def claude_variables(home: Path, url: str) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_MODEL": "toy",
+        "ANTHROPIC_SMALL_FAST_MODEL": "toy",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_TELEMETRY": "1",
+    }
+
+
+CLAUDE = Program(
+    "claude-code",
+    npm_version("agents", "@anthropic-ai/claude-code"),
+    lambda home, url: [str(BINARIES / "claude"), "-p", TASK, "--output-format", "json",
+                       "--allowedTools", "Read,Edit,Bash"],
+    claude_scripts,
+    claude_variables,
+    prepare,
+    check,
+)  # fmt: skip
+
+
+CODEX_CONFIG = """
+model = "toy"
+model_provider = "baton"
+[model_providers.baton]
+name = "Baton"
+base_url = "{url}/v1"
+env_key = "BATON_KEY"
+wire_api = "responses"
+"""
+
+
+def codex_scripts(home: Path) -> Scripts:
+    return {
+        "session": [
+            thought("First I read it.") + call("exec_command", cmd="cat notes.txt"),
+            "I mend it." + call("exec_command", cmd="sed -i s/blue/ripe/ notes.txt"),
+            call("exec_command", cmd="cat notes.txt") + call("exec_command", cmd="cat missing.txt"),
+            END,
+        ]
+    }
+
+
+def prepare_codex(home: Path, url: str) -> None:
+    prepare(home, url)
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(CODEX_CONFIG.format(url=url))
+
+
+CODEX = Program(
+    "codex",
+    npm_version("agents", "@openai/codex"),
+    lambda home, url: [str(BINARIES / "codex"), "exec", "--skip-git-repo-check",
+                       "--dangerously-bypass-approvals-and-sandbox", TASK],
+    codex_scripts,
+    lambda home, url: {"CODEX_HOME": str(home / ".codex"), "BATON_KEY": "none"},
+    prepare_codex,
+    check,
+)  # fmt: skip
+
+
+def qwen_scripts(home: Path) -> Scripts:
+    notes = str(home / NOTES)
+    return {
+        "session": [
+            thought("First I read it.") + call("read_file", file_path=notes),
+            "I mend it." + call("edit", file_path=notes, old_string="blue", new_string="ripe"),
+            call("run_shell_command", command="cat notes.txt", is_background=False)
+            + call("run_shell_command", command="cat missing.txt", is_background=False),
+            END,
+        ]
+    }
+
+
+QWEN = Program(
+    "qwen-code",
+    npm_version("agents", "@qwen-code/qwen-code"),
+    lambda home, url: [str(BINARIES / "qwen"), "--auth-type", "openai", "--telemetry=false",
+                       "-p", TASK, "--yolo"],
+    qwen_scripts,
+    lambda home, url: {
+        "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_MODEL": "toy",
+    },
+    prepare,
+    check,
+)  # fmt: skip
+
+
+def opencode_scripts(home: Path) -> Scripts:
+    notes = str(home / NOTES)
+    return {
+        "session": [
+            thought("First I read it.") + call("read", filePath=notes),
+            "I mend it." + call("edit", filePath=notes, oldString="blue", newString="ripe"),
+            call("bash", command="cat notes.txt", description="Show it")
+            + call("bash", command="cat missing.txt", description="Fail"),
+            END,
+        ]
+    }
+
+
+def prepare_opencode(home: Path, url: str) -> None:
+    prepare(home, url)
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "Baton",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {"toy": {"name": "toy"}},
+    }
+    (home / "opencode.json").write_text(json.dumps({"provider": {"baton": provider}}))
+
+
+OPENCODE = Program(
+    "opencode",
+    npm_version("agents", "opencode-ai"),
+    lambda home, url: [str(BINARIES / "opencode"), "run", "-m", "baton/toy", TASK],
+    opencode_scripts,
+    lambda home, url: {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+    prepare_opencode,
+    check,
+)  # fmt: skip
+
+
+def aider_scripts(home: Path) -> Scripts:
+    edit = f"{NOTES}\n```\n<<<<<<< SEARCH\n{BEFORE}=======\n{AFTER}>>>>>>> REPLACE\n```\n"
+    return {"session": [f"I mend it.\n\n{edit}\n{END}"]}
+
+
+AIDER = Program(
+    "aider-chat",
+    locked_version("aider.lock", "aider-chat"),
+    lambda home, url: [
+        str(ENVIRONMENTS / "python" / "aider" / "bin" / "aider"), "--model", "openai/toy",
+        "--edit-format", "diff", "--no-git", "--no-check-update", "--no-analytics",
+        "--no-show-model-warnings", "--yes", "--message", TASK, NOTES,
+    ],
+    aider_scripts,
+    lambda home, url: {
+        "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": "none",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    },
+    prepare,
+    check,
+)  # fmt: skip
+
+AGENTS = (CLAUDE, CODEX, QWEN, OPENCODE, AIDER)

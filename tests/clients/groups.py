@@ -1,0 +1,31 @@
+"""All clients that are run, in groups."""
+
+from clients.agents import AGENTS
+from clients.program import ENVIRONMENTS, HERE, Program, locked_version
+from clients.scenarios import SDK_SCRIPTS
+
+
+def python_sdk(package: str, script: str, folder: str = "sdks") -> Program:
+    """Return a script of `clients/python` in its environment."""
+    python = ENVIRONMENTS / "python" / folder / "bin" / "python"
+    path = HERE / "python" / f"with_{script}.py"
+    return Program(
+        package,
+        locked_version(f"{folder}.lock", package),
+        lambda home, url: [str(python), "-W", "ignore", str(path), url],
+        lambda home: SDK_SCRIPTS,
+        # Without it litellm asks a server for prices.
+        lambda home, url: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    )
+
+
+SDKS = (
+    python_sdk("openai", "openai"),
+    python_sdk("anthropic", "anthropic"),
+    python_sdk("litellm", "litellm"),
+    python_sdk("langchain", "langchain"),
+    python_sdk("pydantic-ai-slim", "pydantic_ai"),
+    python_sdk("openai-agents", "openai_agents"),
+    python_sdk("instructor", "instructor", "instructor"),
+)
+GROUPS = {"sdks": SDKS, "agents": AGENTS}
