@@ -16,27 +16,25 @@ from baton.engine.assembly.loader import load_model
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.native.library import load as library
 
-ATTENTION = "a prompt and a step add up attention's scores, and merge its parts, in other orders"
-CONVOLUTION = "a prompt and a step add up LFM2's convolution in other orders"
 LATENT = "a step meets the latent itself, a prompt the keys and values that it expands to"
 RECURRENCE = "a step is a recurrence, a prompt's chunk a matrix product"
 
 # Why a token that a prompt computed has other bits than the same token in a step, by family.
-STEPS = {
-    "llama": {ATTENTION},
-    "qwen3": {ATTENTION},
-    "granite": {ATTENTION},
-    "lfm2": {ATTENTION, CONVOLUTION},
+STEPS: dict[str, set[str]] = {
+    "llama": set(),
+    "qwen3": set(),
+    "granite": set(),
+    "lfm2": set(),
     "deepseek_v2": {LATENT},
     "deepseek_v3": {LATENT},
     "mamba2": {RECURRENCE},
-    "bamba": {ATTENTION, RECURRENCE},
-    "falcon_h1": {ATTENTION, RECURRENCE},
-    "nemotron_h": {ATTENTION, RECURRENCE},
-    "zamba2": {ATTENTION, RECURRENCE},
-    "granitemoehybrid": {ATTENTION, RECURRENCE},
-    "qwen3_5": {ATTENTION, RECURRENCE},
-    "qwen3_next": {ATTENTION, RECURRENCE},
+    "bamba": {RECURRENCE},
+    "falcon_h1": {RECURRENCE},
+    "nemotron_h": {RECURRENCE},
+    "zamba2": {RECURRENCE},
+    "granitemoehybrid": {RECURRENCE},
+    "qwen3_5": {RECURRENCE},
+    "qwen3_next": {RECURRENCE},
     "kimi_linear": {LATENT, RECURRENCE},
 }
 # Families with a recurrent state beside a window: one that is kept in bfloat16 is rounded where a
