@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from baton.api.anthropic.conversation import conversation_of
+from baton.api.anthropic.past_blocks import read_blocks
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused, shorten
@@ -98,7 +99,7 @@ class ConversationBody(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.COUNT_TOKENS
 
     model: str | None = None
-    messages: ListOf[dict[str, Any]]
+    messages: Annotated[ListOf[dict[str, Any]], BeforeValidator(read_blocks)]
     system: str | ListOf[dict[str, Any]] | None = None
     tools: Annotated[ListOf[MessagesTool] | None, BeforeValidator(_clients_tools)] = None
     tool_choice: MessagesToolChoice | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from baton.api.anthropic.documents import text_of_document
 from baton.api.errors import refused, shorten
 from baton.text.conversation import CallArguments, Message, PastCall, text_of_part, without_empty
 
@@ -10,6 +11,7 @@ Block = Mapping[str, Any]
 _BILLING = "x-anthropic-billing-header:"
 """The beginning of Claude Code's first system block. It has a new hash in each request, before all
 that a cached prefix could begin with."""
+_RESULTS = ("tool_result", "mcp_tool_result")
 _ERROR = "Error: "
 """The beginning of a failed tool's result: templates have no place for `is_error`."""
 
@@ -31,7 +33,7 @@ def conversation_of(
 def _converted(message: Block, where: str) -> Iterator[Message]:
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
-        yield _turn(content, f"{where}.content")
+        yield from _turns(content, f"{where}.content")
     elif role == "user":
         yield from _of_user(content, f"{where}.content")
     elif role == "system":
@@ -48,7 +50,7 @@ def _of_user(content: object, where: str) -> Iterator[Message]:
     texts: list[str] = []
     results = 0
     for block, place in _blocks(content, where):
-        if block.get("type") == "tool_result":
+        if block.get("type") in _RESULTS:
             results += 1
             yield _result(block, place)
         else:
@@ -65,13 +67,28 @@ def _result(block: Block, where: str) -> Message:
     return Message("tool", parts, more={"tool_call_id": _string(block, "tool_use_id", where)})
 
 
-def _turn(content: object, where: str) -> Message:
+def _turns(content: object, where: str) -> Iterator[Message]:
+    """Yield the turn of the model, in several parts if results of MCP servers stand in it."""
+    blocks: list[tuple[Block, str]] = []
+    for block, place in _blocks(content, where):
+        if block.get("type") != "mcp_tool_result":
+            blocks.append((block, place))
+            continue
+        if blocks:
+            yield _turn(blocks)
+        yield _result(block, place)
+        blocks = []
+    if blocks or not content:
+        yield _turn(blocks)
+
+
+def _turn(blocks: Sequence[tuple[Block, str]]) -> Message:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[PastCall] = []
-    for block, place in _blocks(content, where):
+    for block, place in blocks:
         match block.get("type"):
-            case "tool_use":
+            case "tool_use" | "mcp_tool_use":
                 arguments = block.get("input")
                 if not isinstance(arguments, dict | str | None):
                     raise refused(f"{place}.input", f"{place}.input: expected an object")
@@ -104,10 +121,12 @@ def _texts(content: object, where: str) -> tuple[str, ...]:
 def _text(block: Block, where: str) -> str:
     text = text_of_part(block)
     if text is None:
+        text = text_of_document(block)
+    if text is None:
         raise refused(
             f"{where}.type",
             f"{where} is a block of type {shorten(repr(block.get('type')))}; this server reads "
-            "text, thinking, tool_use and tool_result",
+            "text, documents that hold text, thinking, tool_use and tool_result",
         )
     return text
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
@@ -13,6 +13,7 @@ from baton.api.fields.field_table import FieldPlace
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
+from baton.api.responses.past_items import read_items
 from baton.api.responses.tools import ClientTools, flat_name
 from baton.api.schema import SamplingFields, make_body
 from baton.api.text_service import TextService
@@ -78,7 +79,7 @@ class ResponsesBody(SamplingFields):
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES
 
     model: str | None = None
-    input: str | ListOf[dict[str, Any]]
+    input: Annotated[str | ListOf[dict[str, Any]], BeforeValidator(read_items)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
