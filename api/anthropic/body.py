@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo
 
 from baton.api.anthropic.conversation import conversation_of
-from baton.api.anthropic.past_blocks import read_blocks
+from baton.api.anthropic.past_blocks import read_blocks, read_system
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused, shorten
@@ -100,7 +100,7 @@ class ConversationBody(Body):
 
     model: str | None = None
     messages: Annotated[ListOf[dict[str, Any]], BeforeValidator(read_blocks)]
-    system: str | ListOf[dict[str, Any]] | None = None
+    system: Annotated[str | ListOf[dict[str, Any]] | None, BeforeValidator(read_system)] = None
     tools: Annotated[ListOf[MessagesTool] | None, BeforeValidator(_clients_tools)] = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from baton.api.errors import refused, shorten
+from baton.api.fields.inner_fields import BLOCK, TURN, known_only
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 
 _OF_SERVERS = frozenset(("container_upload", "server_tool_use", "tool_reference"))
@@ -27,32 +28,39 @@ def read_blocks(given: object, info: ValidationInfo) -> object:
     kept = []
     for number, message in enumerate(given):
         content = message.get("content") if isinstance(message, Mapping) else None
+        turn = known_only(message, TURN, check, f"messages.{number}", "messages")
         if not isinstance(content, list):
-            kept.append(message)
+            kept.append(turn)
             continue
         blocks = _kept(content, f"messages.{number}.content", check)
         if not content or not all(_is_unreadable(block) for block in blocks):
-            kept.append({**message, "content": blocks})
+            kept.append({**turn, "content": blocks})
     return kept
+
+
+def read_system(given: object, info: ValidationInfo) -> object:
+    """Return the blocks of a system prompt with the fields that are known. Raises `ApiError`."""
+    return known_only(given, BLOCK, info.context or FieldCheck(), "system", "system")
 
 
 def _kept(content: Sequence[Any], where: str, check: FieldCheck) -> list[Any]:
     kept = []
     for number, block in enumerate(content):
+        place = f"{where}.{number}"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if isinstance(kind, str) and _is_of_servers(kind):
             if check.policy is UnknownFields.REFUSE:
                 raise refused(
-                    f"{where}.{number}.type",
-                    f"{where}.{number} is a block of type {shorten(repr(kind))}: this server runs "
-                    "no tools of its own",
+                    f"{place}.type",
+                    f"{place} is a block of type {shorten(repr(kind))}: this server runs no tools "
+                    "of its own",
                 )
             check.leave_out(f"messages[{kind}]")
-        elif kind == "tool_result" and isinstance(block.get("content"), list):
-            inner = _kept(block["content"], f"{where}.{number}.content", check)
-            kept.append({**block, "content": inner})
-        else:
-            kept.append(block)
+            continue
+        known = known_only(block, BLOCK, check, place, "messages.content")
+        if kind in ("tool_result", _READ) and isinstance(known.get("content"), list):
+            known["content"] = _kept(known["content"], f"{place}.content", check)
+        kept.append(known)
     return kept
 
 

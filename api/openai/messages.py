@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from baton.api.errors import refused
+from baton.api.fields.inner_fields import CHAT_MESSAGE, known_only
+from baton.api.fields.request_fields import FieldCheck
 from baton.text.conversation import (
     SYSTEM_ROLES,
     CallArguments,
@@ -27,14 +29,15 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {"role", "content", "refusal", "tool_calls", "function_call", *_REASONING}
 
 
-def read_messages(given: object) -> tuple[Message, ...]:
+def read_messages(given: object, info: ValidationInfo) -> tuple[Message, ...]:
     """Return the messages of a body; those in the normal form already stay as they are. Raises
     `ApiError`."""
     if isinstance(given, tuple):
         return given
     if not isinstance(given, list):
         raise refused("messages", "messages: Input should be a valid array")
-    return tuple(_message(each, f"messages.{number}") for number, each in enumerate(given))
+    messages = known_only(given, CHAT_MESSAGE, info.context or FieldCheck(), "messages", "messages")
+    return tuple(_message(each, f"messages.{number}") for number, each in enumerate(messages))
 
 
 _SCHEMA = {

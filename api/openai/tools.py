@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from baton.api.errors import refused
+from baton.api.fields.inner_fields import TOOL_FUNCTION, known_only
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 from baton.api.openai.tool_choice import ToolJson
 
@@ -47,7 +48,10 @@ def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
         raise refused(where, f"{where}: Input should be an object")
     kind = given.get("type")
     if kind == "custom" and isinstance(given.get("custom"), Mapping):
-        return _of_custom(given["custom"], f"{where}.custom")
+        custom = known_only(
+            given["custom"], TOOL_FUNCTION, check, f"{where}.custom", "tools.custom"
+        )
+        return _of_custom(custom, f"{where}.custom")
     if kind != "function":
         if (
             isinstance(kind, str)
@@ -57,7 +61,9 @@ def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
             check.leave_out(f"tools[{kind}]")
             return None
         raise refused(f"{where}.type", f"{where}.type: Input should be 'function'")
-    function = given.get("function")
+    function = known_only(
+        given.get("function"), TOOL_FUNCTION, check, f"{where}.function", "tools.function"
+    )
     if not isinstance(function, Mapping):
         why = "Field required" if function is None else "Input should be an object"
         raise refused(f"{where}.function", f"{where}.function: {why}")
@@ -66,7 +72,7 @@ def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
     if not isinstance(function.get("parameters"), dict | None):
         place = f"{where}.function.parameters"
         raise refused(place, f"{place}: Input should be an object")
-    return given
+    return {**given, "function": function}
 
 
 def _of_custom(custom: Mapping[str, Any], where: str) -> ToolJson:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from baton.api.errors import refused, shorten
+from baton.api.fields.inner_fields import ITEM, known_only
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 
 Item = Mapping[str, Any]
@@ -37,7 +38,9 @@ def read_items(given: object, info: ValidationInfo) -> object:
         return given
     check = info.context or FieldCheck()
     return [
-        item for number, each in enumerate(given) for item in _read(each, f"input.{number}", check)
+        known_only(item, ITEM, check, f"input.{number}", "input")
+        for number, each in enumerate(given)
+        for item in _read(each, f"input.{number}", check)
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from baton.api.errors import refused, shorten
+from baton.api.fields.inner_fields import RESPONSES_TOOL, known_only
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 
 _JOINT = "__"
@@ -74,13 +75,17 @@ def _read(
 ) -> Iterator[ClientTool]:
     if not isinstance(given, Mapping):
         raise refused(where, f"{where}: Input should be an object")
-    kind, name, inner = given.get("type"), given.get("name"), given.get("tools")
+    kind = given.get("type")
+    tool: Mapping[str, Any] = given
+    if kind in ("function", "custom", "namespace"):
+        tool = known_only(given, RESPONSES_TOOL, check, where, "tools")
+    name, inner = tool.get("name"), tool.get("tools")
     named = isinstance(name, str)
     if named and kind in ("function", "custom"):
-        if not isinstance(given.get("parameters"), dict | None):
+        if not isinstance(tool.get("parameters"), dict | None):
             place = f"{where}.parameters"
             raise refused(place, f"{place}: Input should be an object")
-        yield ClientTool(given, str(name), namespace, kind == "custom")
+        yield ClientTool(tool, str(name), namespace, kind == "custom")
     elif named and kind == "namespace" and isinstance(inner, list) and namespace is None:
         for number, each in enumerate(inner):
             yield from _read(each, f"{where}.tools.{number}", check, str(name))
