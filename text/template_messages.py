@@ -38,11 +38,11 @@ def _without_later_system(messages: Sequence[Message], leading: bool) -> list[Me
     waiting: tuple[str, ...] = ()  # texts for the user's message behind them
     for message in messages[leads if leading else 0 :]:
         if message.role == "system" and placed and placed[-1].role == "user":
-            placed[-1] = replace(placed[-1], parts=placed[-1].parts + message.parts)
+            placed[-1] = replace(placed[-1], parts=_joined(placed[-1].parts, message.parts))
         elif message.role == "system":
-            waiting += message.parts
+            waiting = _joined(waiting, message.parts)
         elif waiting and message.role == "user":
-            placed.append(replace(message, parts=waiting + message.parts))
+            placed.append(replace(message, parts=_joined(waiting, message.parts)))
             waiting = ()
         else:
             if waiting:
@@ -54,12 +54,20 @@ def _without_later_system(messages: Sequence[Message], leading: bool) -> list[Me
     return placed
 
 
+def _joined(before: tuple[str, ...], behind: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of two messages, a line break between them: templates that read lists of
+    parts write these without one."""
+    if not before or not behind:
+        return before or behind
+    return (*before[:-1], f"{before[-1]}\n{behind[0]}", *behind[1:])
+
+
 def _joined_users(messages: Sequence[Message]) -> list[Message]:
     """Join messages of the user that follow each other, for templates that want turns."""
     joined: list[Message] = []
     for message in messages:
         if joined and message.role == joined[-1].role == "user":
-            joined[-1] = replace(joined[-1], parts=joined[-1].parts + message.parts)
+            joined[-1] = replace(joined[-1], parts=_joined(joined[-1].parts, message.parts))
         else:
             joined.append(message)
     return joined

@@ -194,12 +194,45 @@ async def test_a_later_system_message_joins_the_user_where_the_template_wants_it
     turns = make(template_named("turns_alternate"))
     with strict.prompts() as prompts:
         prompt = await prompts.text(path, body)
-        assert prompt == "<|user|>abe brief<|end|><|user|>b<|end|><|assistant|>"
+        assert prompt == "<|user|>a\nbe brief<|end|><|user|>b<|end|><|assistant|>"
     with lenient.prompts() as prompts:
         prompt = await prompts.text(path, body)
         assert prompt == "<|user|>a<|end|><|system|>be brief<|end|><|user|>b<|end|><|assistant|>"
     with turns.prompts() as prompts:
         assert await prompts.text(path, body) == "<|user|>a\nbe brief\nb<|end|><|assistant|>"
+
+
+async def test_a_system_message_before_the_user_joins_it_by_a_line(make: MakeModel) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    late: list[Json] = [{"role": "system", "content": text} for text in ("p", "q")]
+    turn = {"role": "assistant", "content": "y"}
+    messages = [USER, turn, *late, {"role": "user", "content": parts}]
+    with make(template_named("strict_objects")).prompts() as prompts:
+        prompt = await prompts.text(CHAT, {"messages": messages})
+        assert prompt.endswith("<|user|>p\nq\nonetwo<|end|><|assistant|>")
+        messages = [{"role": "user", "content": parts}, *late]
+        prompt = await prompts.text(CHAT, {"messages": messages})
+        assert prompt == "<|user|>onetwo\np\nq<|end|><|assistant|>"
+        empty = [{"role": role, "content": ""} for role in ("user", "system")]
+        body: Json = {"messages": [empty[0], late[0], empty[1], USER]}
+        prompt = await prompts.text(CHAT, body)
+        assert prompt == "<|user|>p<|end|><|user|>x<|end|><|assistant|>"
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}<|{{ m.role }}|>"
+    "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|end|>{% endfor %}"
+)
+
+
+async def test_messages_of_the_user_join_by_a_line(make: MakeModel) -> None:
+    with make(ALTERNATING).prompts() as prompts:
+        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+        messages = [USER, {"role": "user", "content": parts}, USER]
+        prompt = await prompts.text(CHAT, {"messages": messages})
+    assert prompt == "<|user|>x\nonetwo\nx<|end|>"
 
 
 async def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(
