@@ -12,7 +12,12 @@ from baton.api.errors import refused, shorten
 from baton.api.fields.inner_fields import BLOCK, TURN, known_only
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 
-_OF_SERVERS = frozenset(("container_upload", "server_tool_use", "tool_reference"))
+_OF_SERVERS = frozenset(
+    (
+        "container_upload", "fallback", "mcp_tool_listing", "server_tool_use", "tool_addition",
+        "tool_reference", "tool_removal",
+    )
+)  # fmt: skip
 _RESULT = "_tool_result"
 """The end of the names of the blocks that servers' tools write: `web_search_tool_result`."""
 _READ = "mcp_tool_result"

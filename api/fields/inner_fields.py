@@ -39,13 +39,14 @@ ANYWHERE = frozenset(
     "id index status type metadata cache_control caller phase namespace signature citations "
     "annotations logprobs provider_specific_fields provider_options providerOptions "
     "provider_metadata providerMetadata extra_content extra_body thought_signature parsed "
-    "prompt_cache_breakpoint".split()
+    "prompt_cache_breakpoint async async_".split()
 )
 """Labels that OpenAI, Anthropic, vLLM, LiteLLM, LangChain and Vercel's AI SDK put anywhere."""
 _OF_REPLIES = (
     "object created created_at created_by createdAt timestamp date model usage finish_reason "
     "stop_reason stop_sequence stop_details container context_management response_metadata "
     "usage_metadata additional_kwargs invalid_tool_calls parsed_output example artifact "
+    "diagnostics input_transformations clear_at output_config "
 )
 """Labels of answers that clients send back as they came."""
 PART = ObjectKind.of(
@@ -104,7 +105,7 @@ BLOCK = ObjectKind.of(
     "type text name input tool_use_id content is_error thinking signature data source title "
     "context citations cache_control",
     "server_name server_label file_id encrypted_content parsed_output estimated_tokens refusal "
-    "reasoning summary partial_json tool_name tool_references",
+    "reasoning summary partial_json tool_name tool_references toolset_name tool_changes",
 )
 TURN = ObjectKind.of("role content", _OF_REPLIES + "name context reasoning_content")
 """A message of `/v1/messages`, but for its blocks."""

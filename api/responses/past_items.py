@@ -18,8 +18,8 @@ _OF_SERVERS = frozenset(
     (
         "code_interpreter_call", "compaction", "computer_call", "computer_call_output",
         "file_search_call", "image_generation_call", "mcp_approval_request",
-        "mcp_approval_response", "mcp_call", "mcp_list_tools", "tool_search_call",
-        "tool_search_output", "web_search_call",
+        "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output",
+        "tool_search_call", "tool_search_output", "web_search_call",
     )
 )  # fmt: skip
 _CALLS = {

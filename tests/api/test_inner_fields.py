@@ -1,10 +1,14 @@
 """Fields of the objects inside a conversation that nobody knows."""
 
+import inspect
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import anthropic
 import fake_backend
 import pytest
 from api.test_agents_bodies import (
@@ -18,10 +22,12 @@ from api.test_agents_bodies import (
     prompt_of,
 )
 from fake_backend import Connect, FakeBackend
+from openai.types import chat as chat_types
+from openai.types import responses
 
 from baton.api.fields import inner_fields, request_fields
 from baton.api.fields.inner_fields import ObjectKind
-from baton.api.fields.request_fields import UnknownFields
+from baton.api.fields.request_fields import UnknownFields, misspelt
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.schema import parse_body
 from baton.api.text_service import TextService
@@ -206,6 +212,33 @@ def test_no_short_name_is_taken_for_a_misspelling(kind: ObjectKind) -> None:
     """Clients make up labels such as `uid`, which are a letter away from `id`."""
     assert kind.names and min(map(len, kind.names)) > 3
     assert set(kind.inner) <= set(kind.names)
+
+
+SDKS: list[tuple[ModuleType, str, ObjectKind]] = [
+    (chat_types, "Message(Param)?$", inner_fields.CHAT_MESSAGE),
+    (chat_types, "ContentPart", inner_fields.PART),
+    (chat_types, "ToolCall(Param)?$", inner_fields.CALL),
+    (responses, "Message|(Function|Custom)ToolCall|CallOutput|ReasoningItem", inner_fields.ITEM),
+    (responses, "(Function|Custom|Namespace)ToolParam$", inner_fields.RESPONSES_TOOL),
+    (anthropic.types, "Block(Param)?$", inner_fields.BLOCK),
+    (anthropic.types, "Message(Param)?$", inner_fields.TURN),
+]
+
+
+@pytest.mark.parametrize(("module", "named", "kind"), SDKS, ids=[each[1] for each in SDKS])
+def test_no_field_of_the_official_clients_is_taken_for_a_misspelling(
+    module: ModuleType, named: str, kind: ObjectKind
+) -> None:
+    found = [each for name, each in vars(module).items() if re.search(named, name)]
+    types = [each for each in found if inspect.isclass(each)]
+    names = {name for each in types for part in each.__mro__ for name in annotations_of(part)}
+    assert set(kind.names) & names, "none of its types were found"
+    unknown = names - set(kind.names) - kind.labels
+    assert [name for name in unknown if misspelt(name, kind.names)] == []
+
+
+def annotations_of(part: type) -> list[str]:
+    return [name for name in vars(part).get("__annotations__", {}) if not name.startswith("_")]
 
 
 ROWS = {

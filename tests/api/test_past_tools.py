@@ -31,6 +31,8 @@ SERVERS_ITEMS: list[Json] = [
     {"type": "mcp_approval_request", "id": "a", "name": "n", "arguments": "{}"},
     {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
     {"type": "mcp_call", "id": "m2", "name": "n", "arguments": "{}", "server_label": "s"},
+    {"type": "program", "id": "p", "call_id": "p1", "code": "1"},
+    {"type": "program_output", "id": "p2", "call_id": "p1", "result": "1"},
     {"type": "tool_search_call", "id": "t", "arguments": {}},
     {"type": "tool_search_output", "id": "t2", "tools": []},
     {"type": "compaction", "id": "cmp", "encrypted_content": "gAAA"},
@@ -44,6 +46,10 @@ SERVERS_BLOCKS: list[Json] = [
     {"type": "bash_code_execution_tool_result", "tool_use_id": "s", "content": {}},
     {"type": "tool_search_tool_result", "tool_use_id": "s", "content": {}},
     {"type": "container_upload", "file_id": "file_1"},
+    {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+    {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": []},
+    {"type": "tool_addition", "tool": {"name": "f"}},
+    {"type": "tool_removal", "tool": {"name": "f"}},
 ]  # fmt: skip
 
 
