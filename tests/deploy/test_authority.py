@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of this user's clusters that no other test sees."""
-    monkeypatch.setattr(state_file.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(state_file.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 

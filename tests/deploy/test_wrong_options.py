@@ -32,6 +32,7 @@ ANY_TEXT = {
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
     "--otlp-traces-endpoint": "below",
     "--default-chat-template-kwargs": "test_options.py: an object of JSON",
+    "--tool-call-parser": "test_options.py", "--reasoning-parser": "test_options.py",
     "--ray-address": "Ray alone can tell whether a Ray is there",
     "--prefill-label": "test_options.py", "--decode-label": "test_options.py",
     "--prefill-resource": "test_options.py", "--decode-resource": "test_options.py",
