@@ -232,10 +232,8 @@ class RouterBackend:
         return Health(missing is None, "" if missing is None else missing.message)
 
     async def flush_cache(self, timeout_s: float) -> None:
-        try:
+        with self.states.flushing():
             await flush_all(self._table.workers(), timeout_s, self._credentials)
-        finally:  # some caches may be empty even after a failure
-            self.states.clear()
 
     def retire(self, ranks: Collection[int]) -> None:
         """Record that these decode ranks are not started again, so that no request waits for

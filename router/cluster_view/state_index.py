@@ -2,7 +2,8 @@
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
@@ -55,6 +56,7 @@ class StateIndex:
         # which takes it no time however many entries there are.
         self._holders: dict[int, bytes] = {}
         self._entries = 0
+        self._flushes = 0  # under way
         table.subscribe(self._on_change)
 
     def __len__(self) -> int:
@@ -80,7 +82,8 @@ class StateIndex:
         if before:
             lost = {digest: before[digest] for digest in before if digest not in cache.depths}
         if lost:
-            self.evictions.add(cache.worker_id, Loss.EVICTED, lost)
+            how = Loss.FLUSHED if self._flushes else Loss.EVICTED
+            self.evictions.add(cache.worker_id, how, lost)
         return True
 
     def add(self, worker: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
@@ -106,6 +109,19 @@ class StateIndex:
             for slot, length in found.items()
             if (cache := slots[slot]) is not None and not cache.leaving
         }
+
+    @contextmanager
+    def flushing(self) -> Iterator[None]:
+        """Forget all prefixes at the end: some caches may be empty even after a failure.
+
+        A worker may report what it has flushed before all others have.
+        """
+        self._flushes += 1
+        try:
+            yield
+        finally:
+            self._flushes -= 1
+            self.clear()
 
     def clear(self) -> None:
         """Forget all prefixes, after the caches have been emptied. What a worker reports next

@@ -306,3 +306,15 @@ def test_what_workers_lose_is_logged_with_the_way_it_went(table: WorkerTable) ->
     assert lost()[4:] == [("d0", 1, "flushed")]
     assert index.report(first, CacheReport(sequence=3, after=2, evicted=[one]))
     assert len(lost()) == 5, "the worker's word of the flush is nothing new"
+
+
+def test_what_a_worker_reports_lost_while_others_are_flushed_was_flushed(
+    table: WorkerTable,
+) -> None:
+    index, worker = StateIndex(table), join(table, "d0")
+    prompt = PromptPrefixes((1, 2))
+    assert index.report(worker, report({(1,): b"", (1, 2): b""}, sequence=1))
+    with index.flushing():
+        assert index.report(worker, CacheReport(sequence=2, after=1, evicted=[digest((1, 2))]))
+    ways = [(each.tokens, each.how.value) for each in index.evictions.find(prompt)]
+    assert ways == [(2, "flushed"), (1, "flushed")] and len(index) == 0
