@@ -162,7 +162,7 @@ async def test_requests_without_a_seed_get_one_each(tmp_path: Path) -> None:
 async def test_many_answers_share_the_rank_sessions_and_none_are_mixed_up(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    async with Cluster(tmp_path, max_queued=64, policy="round_robin") as cluster:
+    async with Cluster(tmp_path, max_queued=64, policy="round_robin", prefill_here=0) as cluster:
         ranks = [FakeRank(f"d{i}", answer=echo) for i in range(2)]
         for rank in ranks:  # a full one would be passed over
             rank.max_running = 40
