@@ -1,8 +1,6 @@
 """uvicorn's HTTP protocol with a bound on the bytes of one read."""
 
 import asyncio
-import contextlib
-import os
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -12,6 +10,8 @@ READ_BYTES = 64 << 10
 up for 0.1 s where 50 clients begin to send large bodies together."""
 MAX_UNREAD = 512 << 10
 """The most bytes that are read and dropped before a connection is closed."""
+LINGER_S = 1.0
+"""The time in which a client may read a reply that came before its request had ended."""
 
 
 class BufferedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
@@ -21,18 +21,35 @@ class BufferedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         """buffer: READ_BYTES bytes."""
         super().__init__(**given)
         self.buffer = buffer
+        self.lingers = False
+        """The last reply is written; what still comes is dropped."""
+        self._dropped = 0
+        self._linger: asyncio.TimerHandle | None = None
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self.buffer[:nbytes]))
+        if not self.lingers:
+            self.data_received(bytes(self.buffer[:nbytes]))
+            return
+        self._dropped += nbytes
+        if self._dropped > MAX_UNREAD:
+            self.transport.close()
 
-    def drop_unread(self) -> None:
-        """Read what has come, unseen: a socket that is closed with unread bytes is reset, and its
-        client may lose the reply."""
-        number = self.transport.get_extra_info("socket").fileno()
-        with contextlib.suppress(OSError):  # nothing more is there
-            for _ in range(MAX_UNREAD // READ_BYTES):
-                if not os.readv(number, [self.buffer]):
-                    break
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        super().connection_lost(exc)
+
+    def linger(self) -> None:
+        """Close the connection when the client does, or after `LINGER_S`.
+
+        At once would be too early for a client that is still sending: it would be told that its
+        connection was reset, and might not read the reply.
+        """
+        self.lingers = True
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # TLS cannot; its client goes by the header
+            self.transport.write_eof()
+        self._linger = self.loop.call_later(LINGER_S, self.transport.close)

@@ -18,6 +18,8 @@ SHED = 32
 """Connections beyond the limit that are accepted to say so, and for `/health`."""
 GRACE_S = 0.25
 """The time in which a connection may begin a request before it gives way to a new one."""
+LINGERING = 16
+"""Connections that have given way and may still read why. They need descriptors meanwhile."""
 OPENING_S = 3.0
 """The time that a TLS handshake may take before it gives way: in a burst, most of it is a wait for
 our own work, and who gives way in it cannot be told why."""
@@ -78,6 +80,7 @@ class ConnectionTable:
         self._metrics = metrics
         self._clock = clock
         self._open: set[Connection] = set()
+        self._lingering: set[Connection] = set()
         self._clients: dict[str, _Client] = {}
         self.buffer = memoryview(bytearray(READ_BYTES))
         """The place of the bytes that any connection reads, until its protocol takes them."""
@@ -143,6 +146,7 @@ class ConnectionTable:
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection. Idempotent."""
+        self._lingering.discard(connection)
         if connection not in self._open:
             return
         self._open.remove(connection)
@@ -168,6 +172,13 @@ class ConnectionTable:
         if connection in self._open:
             connection.since = self._clock()
             self._clients[connection.client].idle[connection] = None
+
+    def may_linger(self, connection: Connection) -> bool:
+        """Return True if a connection that gives way may stay until its client has read why."""
+        if len(self._lingering) >= LINGERING:
+            return False
+        self._lingering.add(connection)
+        return True
 
     def make_room(self, reason: Refusal = Refusal.CONNECTIONS) -> bool:
         """Close a connection without a request. Return False where none gives way yet."""

@@ -195,9 +195,12 @@ class GuardedHttp(BufferedHttp):
     def give_way(self) -> None:
         """Close an idle connection. If nothing was asked on it, say why: its request may be on the
         way."""
-        if self._running is None:
+        if self._running is None and not self.lingers:
             error = self._place.shed or _GAVE_WAY
             self.transport.write(_reply(error, error.status.http, b"", id_in_headers(None)))
+            if self._table.may_linger(self._place):
+                self.linger()
+                return
         self.transport.close()
 
     # Deadlines
@@ -205,7 +208,7 @@ class GuardedHttp(BufferedHttp):
     def check(self) -> None:
         """End the connection if one of its deadlines has passed."""
         now, limits = time.monotonic(), self._limits
-        closing = self.transport.is_closing()
+        closing = self.lingers or self.transport.is_closing()
         if closing and self._unread_since is None:
             self._watch_reader()
         if self._unread_since is not None and self._is_stuck(now):
@@ -267,7 +270,7 @@ class GuardedHttp(BufferedHttp):
 
     def _refuse(self, reason: Refusal, error: ApiError, status: int) -> None:
         """Answer with `error` if an answer can still be sent, and close the connection."""
-        if self.transport.is_closing():
+        if self.lingers or self.transport.is_closing():
             return
         if not self._may_reply:
             self._abort(reason)
@@ -280,8 +283,7 @@ class GuardedHttp(BufferedHttp):
         if self._reading is _Reading.BODY:
             self.cycle.disconnected = True  # its application hears that the client is gone
             self.cycle.message_event.set()
-        self.drop_unread()
-        self.transport.close()
+        self.linger()
 
     @property
     def _may_reply(self) -> bool:

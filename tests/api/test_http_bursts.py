@@ -18,7 +18,14 @@ from prometheus_client import CollectorRegistry
 from baton.api.access.client_limits import ClientLimits
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.server.acceptor import Acceptor
-from baton.api.server.connection_table import GRACE_S, OPENING_S, SHED, ConnectionTable
+from baton.api.server.buffered_protocol import MAX_UNREAD
+from baton.api.server.connection_table import (
+    GRACE_S,
+    LINGERING,
+    OPENING_S,
+    SHED,
+    ConnectionTable,
+)
 from baton.rpc.client_tls import ClientTls
 
 CLOSING_GET = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -96,6 +103,63 @@ async def test_a_silent_connection_is_told_that_it_gives_way() -> None:
         reply = await told
         assert reply.startswith(b"HTTP/1.1 429 ")
         assert "had no request" in error_of(reply)["message"]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, clients may read their refusal."""
+    monkeypatch.setattr("baton.api.server.buffered_protocol.LINGER_S", DEADLINE_S)
+
+
+def send_late(client: socket.socket) -> bytes:
+    """Send a request in two parts on a connection that has had its refusal, and return that."""
+    client.settimeout(DEADLINE_S)
+    assert client.recv(1, socket.MSG_PEEK)
+    client.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+    client.sendall(b"hello")  # fails where the first part met a closed socket
+    with client, client.makefile("rb") as replies:
+        return replies.read()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_request_that_comes_too_late_is_told_why() -> None:
+    async with serving(client_connections=1) as server:
+        before = descriptors()
+        silent = socket.create_connection(("127.0.0.1", server.port))
+        await until(lambda: server.connections == 1)
+        late = asyncio.create_task(asyncio.to_thread(send_late, silent))
+        async with asyncio.timeout(DEADLINE_S):
+            while not late.done():
+                assert await server.health() == 200
+        reply = await late
+        assert reply.startswith(b"HTTP/1.1 429 ") and reply.count(b"HTTP/1.1") == 1
+        await until(lambda: descriptors() <= before)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_who_goes_on_sending_after_a_refusal_reads_it_but_sends_no_end() -> None:
+    async with serving() as server:
+        client = socket.create_connection(("127.0.0.1", server.port))
+        client.sendall(b"this is no HTTP request\r\n\r\n")
+        reply = await asyncio.to_thread(send_late, client)
+        assert reply.startswith(b"HTTP/1.1 400 ") and reply.count(b"HTTP/1.1") == 1
+        _, writer = await server.connect()
+        writer.write(b"this is no HTTP request\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    writer.write(bytes(MAX_UNREAD))
+                    await writer.drain()
+        await until(lambda: server.connections == 0)
+
+
+def test_few_of_those_that_gave_way_may_linger() -> None:
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(), 64, metrics)
+    places = [table.opened("10.0.0.1") for _ in range(LINGERING + 1)]
+    assert [table.may_linger(place) for place in places] == [True] * LINGERING + [False]
+    table.closed(places[0])
+    assert table.may_linger(places[-1])
 
 
 async def test_silent_connections_beyond_the_limit_do_not_keep_others_out() -> None:
