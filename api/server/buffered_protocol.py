@@ -35,7 +35,7 @@ class BufferedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
             return
         self._dropped += nbytes
         if self._dropped > MAX_UNREAD:
-            self.transport.close()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger is not None:
@@ -46,10 +46,11 @@ class BufferedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         """Close the connection when the client does, or after `LINGER_S`.
 
         At once would be too early for a client that is still sending: it would be told that its
-        connection was reset, and might not read the reply.
+        connection was reset, and might not read the reply. TLS waits for the client's word by
+        itself, for half a minute.
         """
         self.lingers = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # TLS cannot; its client goes by the header
             self.transport.write_eof()
-        self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+        self._linger = self.loop.call_later(LINGER_S, self.transport.abort)

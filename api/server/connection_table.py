@@ -37,6 +37,10 @@ class Guarded(Protocol):
         """End the connection if one of its deadlines has passed."""
         ...
 
+    def is_writing(self) -> bool:
+        """Return True while the client has not read its last answer."""
+        ...
+
 
 @dataclass(eq=False)
 class Connection:
@@ -55,7 +59,15 @@ class _Client:
     """The connections of one address."""
 
     open: int = 0
-    idle: "OrderedDict[Connection, None]" = field(default_factory=OrderedDict)  # longest idle first
+    placed: int = 0  # of them, those that are not beyond a limit
+    idle: "OrderedDict[Connection, None]" = field(default_factory=OrderedDict)
+    """Those with a place and without a request, longest idle first."""
+    surplus: "OrderedDict[Connection, None]" = field(default_factory=OrderedDict)
+    """Those beyond a limit that have asked nothing yet, oldest first."""
+
+    def without_request(self, connection: Connection) -> "OrderedDict[Connection, None]":
+        """Return where a connection is kept while it has no request."""
+        return self.idle if connection.shed is None else self.surplus
 
 
 class ConnectionTable:
@@ -80,6 +92,7 @@ class ConnectionTable:
         self._metrics = metrics
         self._clock = clock
         self._open: set[Connection] = set()
+        self._placed = 0  # of them, those that are not beyond a limit
         self._lingering: set[Connection] = set()
         self._clients: dict[str, _Client] = {}
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -90,49 +103,39 @@ class ConnectionTable:
 
     def has_place(self) -> bool:
         """Return True if a connection may be accepted, at least to be told that it is too many."""
-        return len(self._open) < self._most + SHED or self.make_room()
+        if len(self._open) < self._most + SHED:
+            return True
+        client = max(self._clients.values(), key=lambda each: len(each.surplus))
+        return self._displace(client.surplus, Refusal.CONNECTIONS) or self.make_room()
 
     def opened(self, address: str) -> Connection:
         """Return the place of a new connection."""
         name = client_of(address)
         client = self._clients.get(name) or _Client()
         shed: ApiError | None = None
-        if client.open >= self._most_of_client and not self._displace(
-            client, Refusal.CONNECTIONS_OF_CLIENT
-        ):
-            shed = too_many(
-                ErrorCode.OVERLOADED,
-                f"this address has {client.open} connections with requests",
-                f"{self._most_of_client} connections",
-            )
-            self.refused(Refusal.CONNECTIONS_OF_CLIENT)
-        if len(self._open) >= self._most and shed is None and not self.make_room():
-            shed = too_many(
-                ErrorCode.UNAVAILABLE,
-                f"the server has {len(self._open)} connections with requests",
-                f"{self._most} connections",
-            )
-            self.refused(Refusal.CONNECTIONS)
+        if (obstacle := self._obstacle(client)) is not None:
+            self.refused(obstacle)
+            shed = self._too_many(obstacle, client)
         made = Connection(name, self._clock(), shed=shed)
         self._open.add(made)
         self._clients[name] = client
         client.open += 1
-        client.idle[made] = None
+        if shed is None:
+            self._place(client)
+        client.without_request(made)[made] = None
         self._count()
         return made
 
     def admit(self, connection: Connection) -> bool:
-        """Give a connection that is beyond a limit the place of one that gives way by now. Return
-        False where none does."""
+        """Give a connection that is beyond a limit a place that is free, or that one gives up by
+        now. Return False where there is none."""
         client = self._clients.get(connection.client)
         if client is None or connection not in self._open:  # it has left
             return False
-        if client.open > self._most_of_client and not self._displace(
-            client, Refusal.CONNECTIONS_OF_CLIENT
-        ):
+        if self._obstacle(client) is not None:
             return False
-        if len(self._open) > self._most and not self.make_room():
-            return False
+        client.surplus.pop(connection, None)
+        self._place(client)
         connection.shed = None
         return True
 
@@ -141,7 +144,7 @@ class ConnectionTable:
         client = self._clients.get(connection.client)
         if client is None:
             return False
-        of_client = client.open > self._most_of_client
+        of_client = client.placed >= self._most_of_client
         return any(each.idle for each in ([client] if of_client else self._clients.values()))
 
     def closed(self, connection: Connection) -> None:
@@ -152,7 +155,10 @@ class ConnectionTable:
         self._open.remove(connection)
         client = self._clients[connection.client]
         client.open -= 1
-        client.idle.pop(connection, None)
+        if connection.shed is None:
+            client.placed -= 1
+            self._placed -= 1
+        client.without_request(connection).pop(connection, None)
         if not client.open:
             del self._clients[connection.client]
         self._count()
@@ -165,13 +171,13 @@ class ConnectionTable:
     def busy(self, connection: Connection) -> None:
         """Record that a request has begun: the connection no longer gives way."""
         if connection in self._open:
-            self._clients[connection.client].idle.pop(connection, None)
+            self._clients[connection.client].without_request(connection).pop(connection, None)
 
     def idle(self, connection: Connection) -> None:
         """Record that there is no request any more."""
         if connection in self._open:
             connection.since = self._clock()
-            self._clients[connection.client].idle[connection] = None
+            self._clients[connection.client].without_request(connection)[connection] = None
 
     def may_linger(self, connection: Connection) -> bool:
         """Return True if a connection that gives way may stay until its client has read why."""
@@ -183,7 +189,7 @@ class ConnectionTable:
     def make_room(self, reason: Refusal = Refusal.CONNECTIONS) -> bool:
         """Close a connection without a request. Return False where none gives way yet."""
         client = max(self._clients.values(), key=lambda each: len(each.idle), default=None)
-        return client is not None and self._displace(client, reason)
+        return client is not None and self._displace(client.idle, reason)
 
     def check(self) -> None:
         """End the connections whose deadlines have passed, and those beyond the limits that ask
@@ -197,8 +203,35 @@ class ConnectionTable:
     def refused(self, reason: Refusal) -> None:
         self._metrics.refused(reason)
 
-    def _displace(self, client: _Client, reason: Refusal) -> bool:
-        for connection in tuple(islice(client.idle, _LOOKED_AT)):  # the longest idle first
+    def _obstacle(self, client: _Client) -> Refusal | None:
+        """Return the limit at which no connection gives its place to a new one; None: there is a
+        place."""
+        of_client = Refusal.CONNECTIONS_OF_CLIENT
+        if client.placed >= self._most_of_client and not self._displace(client.idle, of_client):
+            return of_client
+        if self._placed >= self._most and not self.make_room():
+            return Refusal.CONNECTIONS
+        return None
+
+    def _too_many(self, limit: Refusal, client: _Client) -> ApiError:
+        if limit is Refusal.CONNECTIONS_OF_CLIENT:
+            return too_many(
+                ErrorCode.OVERLOADED,
+                f"this address has {client.placed} connections with requests",
+                f"{self._most_of_client} connections",
+            )
+        return too_many(
+            ErrorCode.UNAVAILABLE,
+            f"the server has {self._placed} connections with requests",
+            f"{self._most} connections",
+        )
+
+    def _place(self, client: _Client) -> None:
+        client.placed += 1
+        self._placed += 1
+
+    def _displace(self, asked_nothing: "OrderedDict[Connection, None]", reason: Refusal) -> bool:
+        for connection in tuple(islice(asked_nothing, _LOOKED_AT)):  # the longest idle first
             if self._gives_way(connection):
                 self._drop(connection)
                 self.refused(reason)
@@ -209,9 +242,10 @@ class ConnectionTable:
         """Return True for a connection without a request that had its time to begin one."""
         time_s = OPENING_S if connection.served_by is None else GRACE_S
         return (
-            connection in self._clients[connection.client].idle
+            connection in self._clients[connection.client].without_request(connection)
             and self._clock() - connection.since >= time_s
             and not connection.has_sent()
+            and not (connection.served_by and connection.served_by.is_writing())
         )
 
     def _drop(self, connection: Connection) -> None:

@@ -195,13 +195,20 @@ class GuardedHttp(BufferedHttp):
     def give_way(self) -> None:
         """Close an idle connection. If nothing was asked on it, say why: its request may be on the
         way."""
-        if self._running is None and not self.lingers:
+        told = self._running is None and not self.lingers
+        if told:
             error = self._place.shed or _GAVE_WAY
             self.transport.write(_reply(error, error.status.http, b"", id_in_headers(None)))
-            if self._table.may_linger(self._place):
-                self.linger()
-                return
-        self.transport.close()
+        if not self._table.may_linger(self._place):
+            self.transport.abort()
+            return
+        self.linger()
+        if not told:
+            self.transport.close()
+
+    def is_writing(self) -> bool:
+        """Return True while the client has not read its last answer."""
+        return bool(self.transport.get_write_buffer_size())
 
     # Deadlines
 

@@ -15,15 +15,16 @@ from api.attacked_http import DEADLINE_S, WAIT, Server, error_of, serving, until
 from https_certificates import TestAuthority
 from prometheus_client import CollectorRegistry
 
-from baton.api.access.client_limits import ClientLimits
+from baton.api.access.client_limits import ClientLimits, Refusal
 from baton.api.access.client_metrics import ClientMetrics
-from baton.api.server.acceptor import Acceptor
+from baton.api.server.acceptor import A_TURN, Acceptor
 from baton.api.server.buffered_protocol import MAX_UNREAD
 from baton.api.server.connection_table import (
     GRACE_S,
     LINGERING,
     OPENING_S,
     SHED,
+    Connection,
     ConnectionTable,
 )
 from baton.rpc.client_tls import ClientTls
@@ -88,6 +89,30 @@ async def test_each_of_a_burst_is_answered_over_tls(tls: ClientTls) -> None:
     async with serving(tls, client_connections=4) as server:
         found = await burst(server, 60, context)
         assert found.total() == 60 and set(found) <= {b"200", b"429"}, found
+
+
+def open_tls(port: int, tls: ssl.SSLContext) -> ssl.SSLSocket:
+    return tls.wrap_socket(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
+
+
+async def test_silent_connections_over_tls_keep_no_descriptors_when_they_give_way(
+    tls: ClientTls,
+) -> None:
+    """By itself, TLS waits for half a minute until a client agrees to an end."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with serving(tls, client_connections=4) as server:
+        before = descriptors()
+        clients: list[ssl.SSLSocket] = []
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while server.refusals(Refusal.CONNECTIONS_OF_CLIENT) < 4 * LINGERING:
+                    clients.append(await asyncio.to_thread(open_tls, server.port, context))
+                    uncounted = descriptors() - before - len(clients) - (server.connections or 0)
+                    assert uncounted <= LINGERING + A_TURN
+        finally:
+            for client in clients:
+                client.close()
 
 
 async def test_a_silent_connection_is_told_that_it_gives_way() -> None:
@@ -212,8 +237,14 @@ async def test_a_task_that_is_cancelled_before_its_first_step_closes_its_socket(
 class Silent:
     """A protocol whose deadlines never pass."""
 
+    def __init__(self) -> None:
+        self.writing = False
+
     def check(self) -> None:
         pass
+
+    def is_writing(self) -> bool:
+        return self.writing
 
 
 def test_a_handshake_gives_way_later_and_its_end_gives_the_time_for_a_request() -> None:
@@ -257,3 +288,44 @@ def test_who_has_sent_something_or_has_just_come_does_not_give_way() -> None:
     table.check()
     assert dropped == [1]
     assert table.opened("10.0.0.1").shed is None
+
+
+def test_places_that_are_given_up_are_as_many_as_those_that_are_given() -> None:
+    """Otherwise silent connections beyond the limit make room for requests beyond it."""
+    now = 0.0
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(client_connections=2), 64, metrics, lambda: now)
+    dropped: list[Connection] = []
+
+    def opened() -> Connection:
+        place = table.opened("10.0.0.1")
+        table.served(place, Silent(), lambda: dropped.append(place))
+        return place
+
+    placed, surplus = [opened() for _ in range(2)], [opened() for _ in range(4)]
+    assert [each.shed is None for each in placed + surplus] == [True] * 2 + [False] * 4
+    now = GRACE_S
+    newer = [opened() for _ in range(3)]
+    assert dropped == placed and [each.shed is None for each in newer] == [True, True, False]
+    for each in newer[:2]:
+        table.busy(each)
+    for each in surplus:
+        table.busy(each)
+        assert not table.admit(each) and not table.may_admit(each)
+    table.idle(newer[0])
+    now = 2 * GRACE_S
+    assert [table.admit(each) for each in surplus] == [True, False, False, False]
+    assert dropped == [*placed, newer[0]]
+
+
+def test_who_has_not_read_its_answer_does_not_give_way() -> None:
+    now = 0.0
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(client_connections=1), 64, metrics, lambda: now)
+    client, dropped = Silent(), list[None]()
+    table.served(table.opened("10.0.0.1"), client, lambda: dropped.append(None))
+    now = GRACE_S
+    client.writing = True
+    assert table.opened("10.0.0.1").shed is not None and not dropped
+    client.writing = False
+    assert table.opened("10.0.0.1").shed is None and dropped
