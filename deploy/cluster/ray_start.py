@@ -7,10 +7,12 @@ alone and asks for a token, and its files and sockets lie in a folder that only 
 """
 
 import contextlib
+import gc
 import logging
 import os
 import secrets
 import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ _LONGEST_PARENT = 31
 _OBJECT_STORE_BYTES = 80 << 20  # the smallest that Ray takes; only configs and replies pass
 # Ray gives its own processes 30 s. Sometimes one dies at its start; a second try then succeeds.
 _TRIES = 3
+KILL_S = 10.0
+"""The most that the processes of a failed start may take to end once they are killed."""
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 _log = logging.getLogger(__name__)
@@ -104,15 +108,16 @@ def _start(config: RayConfig) -> None:
     }
     for left in reversed(range(_TRIES)):
         before = set(psutil.Process().children())
-        try:
-            with _loopback_kept():
-                _init(config, options)
-            break
-        except Exception as err:  # Ray raises nothing narrower when its process does not start
-            message = f"Ray on this machine does not start: {err}{_end_children(before)}"
-            if not left:
-                raise StartError(f"{message}; its logs are in {config.folder}") from err
-            _log.warning("%s; trying again", message)
+        with _handles_dropped():
+            try:
+                with _loopback_kept():
+                    _init(config, options)
+                break
+            except Exception as err:  # Ray raises nothing narrower when its process does not start
+                message = f"Ray on this machine does not start: {err}{_end_children(before)}"
+                if not left:
+                    raise StartError(f"{message}; its logs are in {config.folder}") from err
+                _log.warning("%s; trying again", message)
     _check_confined()
 
 
@@ -186,6 +191,19 @@ def _loopback_kept() -> Iterator[None]:
         services.resolve_ip_for_localhost = resolve
 
 
+@contextlib.contextmanager
+def _handles_dropped() -> Iterator[None]:
+    """Drop what a failed start left in memory: Ray's handles of the processes that were ended, each
+    of which warns that its process still runs.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield
+        finally:
+            gc.collect()
+
+
 def _check_confined() -> None:
     """Stop Ray and raise StartError where its node has another address than loopback's."""
     address = ray.util.get_node_ip_address()
@@ -198,8 +216,8 @@ def _check_confined() -> None:
 
 
 def _end_children(before: set[psutil.Process]) -> str:
-    """Kill the processes that a failed start left behind, and describe them."""
-    told = []
+    """End the processes that a failed start left behind, and describe them."""
+    told, killed = [], []
     for child in psutil.Process().children():
         if child in before:
             continue
@@ -208,4 +226,6 @@ def _end_children(before: set[psutil.Process]) -> str:
                 continue  # this Python's own: shared memory and forks of any kind need it
             told.append(f"{child.name()} ({child.status()})")
             child.kill()
+            killed.append(child)
+    psutil.wait_procs(killed, KILL_S)  # or each stays a zombie until this process ends
     return f"; its processes were {', '.join(told)}" if told else ""

@@ -31,21 +31,25 @@ class FailingRay:
         self.calls: list[dict[str, object]] = []
         self.address = ""  # where it would listen
         self.shut = False
-        self.left: list[subprocess.Popen[bytes]] = []
+        self.left: list[psutil.Process] = []
+        self.handles: list[subprocess.Popen[bytes]] | None = []  # None: nobody keeps them
 
     def init(self, **options: object) -> None:
         self.calls.append(options)
         self.address = services.resolve_ip_for_localhost(LOOPBACK)
         if self.failures:
             self.failures -= 1
-            self.left.append(subprocess.Popen(["sleep", "60"]))
+            process = subprocess.Popen(["sleep", "60"])
+            self.left.append(psutil.Process(process.pid))
+            if self.handles is not None:
+                self.handles.append(process)
             raise Exception("The current node timed out during startup.")
 
     def shutdown(self) -> None:
         self.shut = True
 
     def close(self) -> None:
-        for process in self.left:
+        for process in self.handles or ():
             process.kill()
             process.wait()
 
@@ -73,10 +77,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingRay]:
 def test_it_is_tried_again_and_leaves_nothing_behind(
     fake: FailingRay, bystander: psutil.Process, tmp_path: Path
 ) -> None:
-    fake.failures = 2
+    fake.failures, fake.handles = 2, None
     ray_start.connect(RayConfig(folder=tmp_path))
     assert len(fake.calls) == 3
-    assert [process.wait(timeout=60) for process in fake.left] == [-9, -9]
+    assert len(fake.left) == 2 and not any(process.is_running() for process in fake.left)
     assert bystander.is_running()
 
 
