@@ -98,7 +98,7 @@ def open_tls(port: int, tls: ssl.SSLContext) -> ssl.SSLSocket:
 async def test_silent_connections_over_tls_keep_no_descriptors_when_they_give_way(
     tls: ClientTls,
 ) -> None:
-    """By itself, TLS waits for half a minute until a client agrees to an end."""
+    """TLS by itself waits for half a minute until a client agrees to an end."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     async with serving(tls, client_connections=4) as server:
