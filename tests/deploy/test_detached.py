@@ -58,7 +58,7 @@ def serve(env: dict[str, str], model: Path, name: str) -> "subprocess.Popen[str]
         start_new_session=True,
     )  # fmt: skip
     assert command.stdout is not None
-    assert "Ray" in command.stdout.readline()
+    assert any("Ray" in line for line in iter(command.stdout.readline, ""))
     return command
 
 
