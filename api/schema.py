@@ -11,13 +11,13 @@ from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
 from baton.api.fields.field_table import FieldPlace
 from baton.api.fields.request_fields import REFUSED, FieldCheck, UnknownFields
+from baton.api.json_schemas import JsonSchemas
 from baton.api.requests import checked_sampling
 from baton.api.structured import (
     ResponseFormat,
     StructuredOutputs,
     grammar_of,
     guided_grammars,
-    json_grammar,
     one_grammar,
 )
 from baton.core.error_codes import ErrorCode
@@ -26,6 +26,10 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
+_FORMS = (
+    "response_format", "json_schema", "regex", "ebnf", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "structured_outputs",
+)  # fmt: skip
 BodyT = TypeVar("BodyT", bound=Body)
 
 
@@ -239,24 +243,30 @@ class SamplingBody(SamplingFields):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def wanted_grammar(self) -> tuple[Grammar | None, str]:
+    @property
+    def constrained(self) -> bool:
+        """True if a field asks for a form of the answer."""
+        return any(self.__dict__[name] is not None for name in _FORMS)
+
+    def wanted_grammar(self, schemas: JsonSchemas) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
         form, schema = self.response_format, self.json_schema
         return one_grammar(
             {
-                "response_format": None if form is None else form.grammar(),
-                "json_schema": None if schema is None else json_grammar(schema),
+                "response_format": None if form is None else form.grammar(schemas),
+                "json_schema": None if schema is None else schemas.grammar(schema, "json_schema"),
                 "regex": grammar_of(GrammarKind.REGEX, self.regex),
                 "ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
             }
             | guided_grammars(
                 "guided_",
+                schemas,
                 self.guided_json,
                 self.guided_regex,
                 self.guided_choice,
                 self.guided_grammar,
             )
-            | ({} if self.structured_outputs is None else self.structured_outputs.grammars())
+            | ({} if self.structured_outputs is None else self.structured_outputs.grammars(schemas))
         )
 
     def sampling(
@@ -264,6 +274,8 @@ class SamplingBody(SamplingFields):
         max_tokens: int,
         model: ModelInfo,
         names: Mapping[str, str] | None = None,
+        *,
+        grammar: Grammar | None = None,
         **more: Any,
     ) -> SamplingParams:
         """Return checked parameters. names: this endpoint's names of parameters, where they differ
@@ -274,7 +286,7 @@ class SamplingBody(SamplingFields):
             include_stop=self.include_stop_str_in_output or self.no_stop_trim,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
-            grammar=self.wanted_grammar()[0],
+            grammar=grammar,
             **more,
         )
 

@@ -9,19 +9,17 @@ from pydantic import Field
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
+from baton.api.json_schemas import ANY_OBJECT, JsonSchemas, SchemaJson
 from baton.core.grammar import Grammar, GrammarKind
-
-_ANY_OBJECT = {"type": "object"}
-_ANY_OBJECT_NAME = "$$ANY$$"
-"""SGLang's name for the schema of any JSON object."""
 
 
 class JsonSchema(Body):
-    """OpenAI's wrapper of a schema. The schema is enforced with `strict` or without it."""
+    """OpenAI's wrapper of a schema. What of it can be enforced is, with `strict` or without it."""
 
     place: ClassVar[FieldPlace | None] = FieldPlace.JSON_SCHEMA
 
     content: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None  # True: refused if a part of it cannot be enforced
 
 
 class ResponseFormat(Body):
@@ -31,18 +29,24 @@ class ResponseFormat(Body):
 
     type: str
     json_schema: JsonSchema | None = None
+    content: dict[str, Any] | None = Field(None, alias="schema")  # of json_object
 
-    def grammar(self) -> Grammar | None:
+    def grammar(self, schemas: JsonSchemas) -> Grammar | None:
         """Return the grammar of the format. Raises `ApiError`."""
         match self.type:
             case "text":
                 return None
             case "json_object":
-                return json_grammar(_ANY_OBJECT)
+                schema = ANY_OBJECT if self.content is None else {"type": "object"} | self.content
+                return schemas.grammar(schema, "response_format")
             case "json_schema":
                 if self.json_schema is None:
                     raise refused("response_format.json_schema", "expected json_schema.schema")
-                return json_grammar(self.json_schema.content)
+                return schemas.grammar(
+                    self.json_schema.content,
+                    "response_format",
+                    strict=bool(self.json_schema.strict),
+                )
         raise refused(
             "response_format",
             f"response_format.type is {self.type!r}; expected text, json_object or json_schema",
@@ -60,18 +64,19 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     json_object: bool | None = None
 
-    def grammars(self) -> dict[str, Grammar | None]:
+    def grammars(self, schemas: JsonSchemas) -> dict[str, Grammar | None]:
         """Return the grammar of each field that was given. Raises `ApiError`."""
         found = guided_grammars(
-            "structured_outputs.", self.schema_, self.regex, self.choice, self.grammar
+            "structured_outputs.", schemas, self.schema_, self.regex, self.choice, self.grammar
         )
-        any_object = json_grammar(_ANY_OBJECT) if self.json_object else None
-        return found | {"structured_outputs.json_object": any_object}
+        name = "structured_outputs.json_object"
+        return found | {name: schemas.grammar(ANY_OBJECT, name) if self.json_object else None}
 
 
 def guided_grammars(
     prefix: str,
-    schema: Mapping[str, Any] | str | None,
+    schemas: JsonSchemas,
+    schema: SchemaJson | None,
     regex: str | None,
     choice: Sequence[str] | None,
     grammar: str | None,
@@ -81,7 +86,7 @@ def guided_grammars(
     Raises `ApiError`.
     """
     return {
-        f"{prefix}json": None if schema is None else json_grammar(schema),
+        f"{prefix}json": None if schema is None else schemas.grammar(schema, f"{prefix}json"),
         f"{prefix}regex": grammar_of(GrammarKind.REGEX, regex),
         f"{prefix}choice": None if choice is None else _choice_grammar(choice, f"{prefix}choice"),
         f"{prefix}grammar": None if grammar is None else Grammar(_dialect(grammar), grammar),
@@ -91,14 +96,6 @@ def guided_grammars(
 def grammar_of(kind: GrammarKind, text: str | None) -> Grammar | None:
     """Return the grammar that a field gave, if it did."""
     return None if text is None else Grammar(kind, text)
-
-
-def json_grammar(schema: Mapping[str, Any] | str) -> Grammar:
-    """Return the grammar of JSON answers that follow `schema`, an object or its text."""
-    if schema == _ANY_OBJECT_NAME:
-        schema = _ANY_OBJECT
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
 def one_grammar(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:

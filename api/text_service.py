@@ -4,13 +4,15 @@ Long prompts are converted off the event loop: on threads, and the longest in ot
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton.api.backend import ModelInfo
 from baton.api.errors import RETRY_AFTER_S, invalid
+from baton.api.fields.ignored import keep_ignored
+from baton.api.json_schemas import JsonSchemas
 from baton.api.large.job import EncodeJob
 from baton.api.large.requests import LargeRequests
 from baton.api.requests import refusal
@@ -61,14 +63,19 @@ class TextService:
         threads: int = 2,
         *,
         alone: bool = False,
+        closed_objects: bool = False,
     ) -> None:
-        """alone: in a process for large requests, which starts no further ones."""
+        """alone: in a process for large requests, which starts no further ones.
+
+        closed_objects: objects have no members but those that their JSON schema names
+        """
         self.tokenizer = tokenizer
         self.template = template
         self.table = TokenTable(tokenizer)
         options, source = template.options, template.source
         self.reasoning = reasoning_format_of(options.reasoning_parser, source)
         self.tools = tool_format_of(options.tool_parser, source)
+        self._closed_objects = closed_objects
         self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )
@@ -190,6 +197,23 @@ class TextService:
             raise refusal(error, names) from error
         except TextError as error:
             raise refusal(RequestError(str(error), "stop_regex"), names) from error
+
+    async def usable_grammar(
+        self,
+        make: Callable[[JsonSchemas], tuple[Grammar | None, str]],
+        scope: MutableMapping[str, Any],
+    ) -> Grammar | None:
+        """Return the grammar that `make` returns with the name of its field, once it can be used.
+
+        A large schema takes tens of milliseconds, on a thread. What is not enforced of it will be
+        named in the reply of the ASGI scope. Raises `ApiError` as `check_grammar` does.
+        """
+        loop = asyncio.get_running_loop()
+        schemas = JsonSchemas(self._closed_objects)
+        grammar, field = await loop.run_in_executor(self._threads, make, schemas)
+        keep_ignored(scope, schemas.ignored)
+        await self.check_grammar(grammar, field)
+        return grammar
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
         """Check that a grammar can be used.

@@ -23,6 +23,8 @@ BatonError                     INTERNAL
 │   ├── ChatTemplateError      INVALID_REQUEST    messages that cannot be rendered
 │   ├── StopRegexError         INVALID_REQUEST    an unusable stop_regex
 │   ├── GrammarError           INVALID_REQUEST    an unusable grammar, or an answer that left it
+│   ├── SchemaError            INVALID_REQUEST    a JSON schema that is none, or too large
+│   ├── PatternError           INVALID_REQUEST    a schema's pattern that grammars cannot have
 │   └── GrammarBusyError       OVERLOADED         too many grammars at once
 ├── TransferError              INTERNAL           [transfer]
 │   ├── MoveError              INTERNAL           a hand-off made a move that its table lacks

@@ -30,6 +30,14 @@ class GrammarError(TextError):
     """A schema, regular expression or grammar cannot be used, or the answer has left it."""
 
 
+class SchemaError(TextError):
+    """A JSON schema is none, or is larger than one may be."""
+
+
+class PatternError(TextError):
+    """A schema's pattern says what the dialect of grammars lacks."""
+
+
 class GrammarBusyError(TextError):
     """Too many grammars have come at once; the same one may pass later."""
 

@@ -26,6 +26,9 @@ _RULE = re.compile(
 _DEPTH = 100  # of rules that name one another
 _EBNF_RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=(.*?)(?=^[ \t]*[\w-]+[ \t]*::=|\Z)", re.M | re.S)
 _COMMENT = re.compile(r"#[^\n]*")
+_DATA = ("const", "enum", "default", "examples")
+_INTO_DATA = re.compile("/(?:const|enum|default|examples)")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LENGTHS = ("minLength", "minItems", "minProperties", "minContains")
 
 
@@ -33,7 +36,7 @@ def check_limits(grammar: Grammar) -> None:
     """Raise GrammarError that says which part of a grammar is too large, or empty."""
     match grammar.kind:
         case GrammarKind.REGEX:
-            _check_regex(grammar.text, "the regex")
+            check_regex(grammar.text, "the regex")
         case GrammarKind.EBNF:
             _check_empty_rules(grammar.text)
             _check_rules(grammar.text, "the ebnf")
@@ -42,12 +45,18 @@ def check_limits(grammar: Grammar) -> None:
         case GrammarKind.JSON_SCHEMA:
             for name, value in _members(grammar.text):
                 if name == "pattern" and isinstance(value, str):
-                    _check_regex(value, "the pattern")
-                if name in _LENGTHS and isinstance(value, int | float) and value > MAX_REPEATS:
-                    raise GrammarError(f"{name} is {value!s:.20}; at most {MAX_REPEATS}")
+                    check_regex(value, "the pattern")
+                if isinstance(value, int | float):
+                    check_count(name, value)
 
 
-def _check_regex(text: str, what: str) -> None:
+def check_count(keyword: str, value: float) -> None:
+    """Refuse a schema that wants too many characters, items or members."""
+    if keyword in _LENGTHS and value > MAX_REPEATS:
+        raise GrammarError(f"{keyword} is {value!s:.20}; at most {MAX_REPEATS}")
+
+
+def check_regex(text: str, what: str) -> None:
     """Refuse a repeat of a repeat without brackets, as Python does too, and a large one."""
     sizes = [1]  # of each open group: the most times that anything in it must occur
     last = 1  # of the newest item
@@ -135,15 +144,23 @@ def _check_empty_rules(text: str) -> None:
 
 
 def _members(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each member of any object in a JSON text."""
+    """Yield the keywords of all schemas in a JSON text, with their values.
+
+    Data is left out, unless a reference may make a schema of it.
+    """
     try:
-        stack = [json.loads(text)]
+        stack: list[tuple[Any, bool]] = [(json.loads(text), False)]  # and if it maps any names
     except (ValueError, RecursionError):
         return  # llguidance says what is wrong
+    data = () if _INTO_DATA.search(text) else _DATA
     while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            yield from value.items()
-            stack += value.values()
-        elif isinstance(value, list):
-            stack += value
+        value, maps = stack.pop()
+        if isinstance(value, list):
+            stack += [(each, False) for each in value]
+        elif isinstance(value, dict) and maps:
+            stack += [(each, False) for each in value.values()]
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                if name not in data:
+                    yield name, each
+                    stack.append((each, name in _MAPS))

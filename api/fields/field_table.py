@@ -184,10 +184,10 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_OPENAI, "guided_json guided_regex guided_choice guided_grammar", "a grammar"),
     *_works(_OPENAI, "structured_outputs", "a grammar"),
     *_label(_OPENAI, "guided_decoding_backend", "llguidance compiles every grammar"),
-    *_works((FieldPlace.RESPONSE_FORMAT,), "type json_schema", "a grammar"),
+    *_works((FieldPlace.RESPONSE_FORMAT,), "type json_schema schema", "a grammar"),
     *_works((FieldPlace.JSON_SCHEMA,), "schema", "a grammar"),
     *_label((FieldPlace.JSON_SCHEMA,), "name description", "changes no answer"),
-    *_label((FieldPlace.JSON_SCHEMA,), "strict", "the schema is enforced with it or without"),
+    *_works((FieldPlace.JSON_SCHEMA,), "strict", "what cannot be enforced is refused"),
     *_works((FieldPlace.STRUCTURED,), "json regex choice grammar json_object", "a grammar"),
     *_label(
         (FieldPlace.STRUCTURED,), "disable_any_whitespace", "JSON is compact with it or without"

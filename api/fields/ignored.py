@@ -8,7 +8,7 @@ IGNORED_HEADER = "x-baton-ignored"
 _SCOPE = "baton.ignored"
 _NAMED = 32
 _CHARS = 64
-_UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
+_UNSAFE = re.compile(r"[^\w.\[\]$-]", re.ASCII)
 
 
 def keep_ignored(scope: MutableMapping[str, Any], names: Iterable[str]) -> None:
@@ -24,7 +24,7 @@ def ignored_in(scope: Mapping[str, Any]) -> tuple[str, ...]:
 
 def ignored_value(names: Iterable[str]) -> str:
     """Return the header's value. Clients make names up, so that only letters, digits, dots,
-    hyphens and brackets of the first ones stay."""
+    hyphens, brackets and dollar signs of the first ones stay."""
     shown = [_UNSAFE.sub("?", name[:_CHARS]) for name in names]
     rest = [f"and-{len(shown) - _NAMED}-more"] if len(shown) > _NAMED else []
     return ", ".join(shown[:_NAMED] + rest)

@@ -13,6 +13,7 @@ from baton.api.backend import Backend, ModelInfo, ThinkingBudget
 from baton.api.deadline import within
 from baton.api.errors import refused
 from baton.api.fields.ignored import keep_ignored
+from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.openai.tool_choice import ToolRule
 from baton.api.request_body import deadline_of, labels_of
@@ -84,17 +85,20 @@ class ChatTurns:
         deadline = deadline_of(request, body.timeout)
         body.check()
         rule = body.tool_rule()
-        grammar, field = self._grammar(body, rule)
         model = served_model(body.model, await self.backend.models())
         async with within(deadline):
-            await self.text.check_grammar(grammar, field)
+            grammar = None
+            if body.constrained or (rule is not None and rule.forced):
+                grammar = await self.text.usable_grammar(
+                    lambda schemas: self._grammar(body, rule, schemas), request.scope
+                )
             prompt = await body.encode(self.text, rule, model)
             predicted = tuple(await body.predicted(self.text, model))
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
         room = body.room(ids, model)
         if body.answer_tokens is not None and room < body.answer_tokens:
             keep_ignored(request.scope, [body.answer_tokens_field])
-        sampling = replace(_sampling(body, room, model), grammar=grammar)
+        sampling = _sampling(body, room, model, grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         if predicted:
@@ -118,18 +122,20 @@ class ChatTurns:
         closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
         return ThinkingBudget(tokens, begun, form.begin, form.end, tuple(closing))
 
-    def _grammar(self, body: ChatBody, rule: ToolRule | None) -> tuple[Grammar | None, str]:
+    def _grammar(
+        self, body: ChatBody, rule: ToolRule | None, schemas: JsonSchemas
+    ) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer, and the field to name if it cannot be used."""
-        wanted, field = body.wanted_grammar()
+        wanted, field = body.wanted_grammar(schemas)
         if rule is None or (wanted is None and not rule.forced):
             return wanted, field
         if wanted is not None and wanted.kind is not GrammarKind.JSON_SCHEMA:
             raise refused("tools", f"tools and {field} are given; an answer is one or the other")
         if rule.forced:
-            return rule.calls_grammar(), "tools"
+            return rule.calls_grammar(schemas), "tools"
         if wanted is None or self.text.tools is None:
             return wanted, field  # `encode` refuses the latter
-        return rule.grammar_beside(wanted, self.text.tools), field
+        return rule.grammar_beside(wanted, self.text.tools, schemas), field
 
     def _parser(
         self, body: ChatBody, rule: ToolRule | None, prompt: ChatPrompt, grammar: Grammar | None
@@ -146,13 +152,16 @@ class ChatTurns:
         )
 
 
-def _sampling(body: ChatBody, max_tokens: int, model: ModelInfo) -> SamplingParams:
+def _sampling(
+    body: ChatBody, max_tokens: int, model: ModelInfo, grammar: Grammar | None
+) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
     return body.sampling(
         max_tokens,
         model,
         names,
+        grammar=grammar,
         logprobs=logprobs,
         prompt_logprobs_start=None if body.prompt_logprobs is None else 0,
         prompt_logprobs=body.prompt_logprobs or 0,

@@ -20,6 +20,7 @@ from baton.api.request_body import BodyReader, deadline_of, labels_of
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.core.grammar import Grammar
 from baton.core.sampling_params import SamplingParams
 
 
@@ -41,13 +42,15 @@ class CompletionsEndpoint:
         requests: list[GenerateRequest] = []
         echoes: list[Echo] = []
         async with within(deadline):
-            await self.text.check_grammar(*body.wanted_grammar())
+            grammar = None
+            if body.constrained:
+                grammar = await self.text.usable_grammar(body.wanted_grammar, request.scope)
             for number, prompt in enumerate(body.prompt):
                 if body.prepared is None:
                     ids = await body.prompt_ids(prompt, self.text, model)
                 else:
                     ids = body.prepared.prompts[number]
-                made = self._requests(ids, body, model, labels)
+                made = self._requests(ids, body, model, labels, grammar)
                 if made[0].sampling.max_tokens < body.answer_tokens:
                     keep_ignored(request.scope, ["max_tokens"])
                 admit(request, made)
@@ -80,10 +83,15 @@ class CompletionsEndpoint:
         return JSONResponse(envelope.whole(choices, answers))
 
     def _requests(
-        self, ids: Sequence[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
+        self,
+        ids: Sequence[int],
+        body: CompletionBody,
+        model: ModelInfo,
+        labels: RequestLabels,
+        grammar: Grammar | None,
     ) -> list[GenerateRequest]:
         # max_tokens must be in range before it is compared with the context.
-        sampling = _sampling(body, model)
+        sampling = _sampling(body, model, grammar)
         self.text.check_sampling(sampling, model)
         room = room_for_answer(ids, sampling.max_tokens, model)
         if room < sampling.max_tokens:
@@ -107,7 +115,7 @@ def best_of(answers: Sequence[WholeAnswer], computed: int, wanted: int) -> list[
     return [i for group in groups for i in sorted(group, key=score, reverse=True)[:wanted]]
 
 
-def _sampling(body: CompletionBody, model: ModelInfo) -> SamplingParams:
+def _sampling(body: CompletionBody, model: ModelInfo, grammar: Grammar | None) -> SamplingParams:
     scores_echo = bool(body.echo) and body.logprobs is not None
     top, names = body.prompt_logprobs, {}
     if top is None and scores_echo:
@@ -116,6 +124,7 @@ def _sampling(body: CompletionBody, model: ModelInfo) -> SamplingParams:
         body.answer_tokens,
         model,
         names,
+        grammar=grammar,
         logprobs=0 if body.logprobs is None and body.computed > body.choices else body.logprobs,
         prompt_logprobs_start=None if top is None else 0,
         prompt_logprobs=top or 0,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.api.errors import refused, shorten
+from baton.api.json_schemas import JsonSchemas, schema_text
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.tool_calls import JsonInside, ToolFormat
 
@@ -25,11 +26,13 @@ class ToolRule:
     forced: bool  # the answer must be calls
     parallel: bool  # an answer may have several calls
 
-    def calls_grammar(self) -> Grammar:
-        """Return the grammar of an answer that is a JSON list of calls and nothing else."""
-        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_calls_schema(self)))
+    def calls_grammar(self, schemas: JsonSchemas) -> Grammar:
+        """Return the grammar of an answer that is a JSON list of calls and nothing else. Raises
+        `ApiError`."""
+        schema = _calls_schema(self, schemas)
+        return Grammar(GrammarKind.JSON_SCHEMA, schema_text(schema, "tools"))
 
-    def grammar_beside(self, answer: Grammar, tools: ToolFormat) -> Grammar:
+    def grammar_beside(self, answer: Grammar, tools: ToolFormat, schemas: JsonSchemas) -> Grammar:
         """Return the grammar of an answer that is calls in the model's form, or follows `answer`,
         a JSON schema. Raises `ApiError` if the form is no JSON between marks."""
         if tools.inside is JsonInside.NONE:
@@ -39,7 +42,7 @@ class ToolRule:
                 "tool_choice to required or none",
             )
         whole = tools.inside is JsonInside.CALLS
-        schema = _calls_schema(self) if whole else _call_schema(self)
+        schema = (_calls_schema if whole else _call_schema)(self, schemas)
         space = "" if whole else "\n"
         begin, end = json.dumps(tools.begin + space), json.dumps(space + tools.end)
         call = f"{begin} called" + (f" {end}" if len(end) > 2 else "")
@@ -48,8 +51,8 @@ class ToolRule:
         lines = [
             "start: calls | answer",
             f"calls: {call}{more}",
-            f"called: %json {json.dumps(schema | _COMPACT)}",
-            f"answer: %json {json.dumps(form | _COMPACT)}",
+            f"called: %json {schema_text(schema | _COMPACT, 'tools')}",
+            f"answer: %json {schema_text(form | _COMPACT, 'response_format')}",
         ]
         return Grammar(GrammarKind.LARK, "\n".join(lines))
 
@@ -103,28 +106,33 @@ def _named(tools: Sequence[ToolJson], wanted: Sequence[Any]) -> list[ToolJson]:
     return [by_name[name] for name in names]
 
 
-def _calls_schema(rule: ToolRule) -> dict[str, Any]:
-    one = _call_schema(rule)
+def _calls_schema(rule: ToolRule, schemas: JsonSchemas) -> dict[str, Any]:
+    one = _call_schema(rule, schemas)
     shared = {"$defs": one.pop("$defs")}
     most = {} if rule.parallel else {"maxItems": 1}
     return {"type": "array", "minItems": 1, "items": one} | most | shared
 
 
-def _call_schema(rule: ToolRule) -> dict[str, Any]:
-    """Return the schema of one call of any callable tool. Each tool's parameters stand in `$defs`,
-    where their own references lead to themselves."""
-    calls, defs = [], {}
+def _call_schema(rule: ToolRule, schemas: JsonSchemas) -> dict[str, Any]:
+    """Return the schema of one call of any callable tool. The parts that each tool's parameters
+    refer to stand in `$defs`."""
+    calls: list[dict[str, Any]] = []
+    defs: dict[str, Any] = {}
     for number, tool in enumerate(rule.callable):
         function = tool["function"]
-        place = f"tool{number}"
-        defs[place] = _moved(_parameters(function), f"#/$defs/{place}")
+        found = schemas.rewritten(
+            _parameters(function),
+            "tools",
+            strict=function.get("strict") is True,
+            name=f"tool{number}_",
+            place="tools.schema",
+            of=f"the schema of {shorten(function['name'])}",
+        )
+        defs |= found.parts
         calls.append(
             {
                 "type": "object",
-                "properties": {
-                    "name": {"const": function["name"]},
-                    "arguments": {"$ref": f"#/$defs/{place}"},
-                },
+                "properties": {"name": {"const": function["name"]}, "arguments": found.root},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -139,16 +147,3 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     if not given:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object"} | given
-
-
-def _moved(schema: Any, root: str) -> Any:
-    """Return a schema whose references to its own root lead to `root`."""
-    if isinstance(schema, list):
-        return [_moved(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {name: _moved(each, root) for name, each in schema.items()}
-    target = moved.get("$ref")
-    if isinstance(target, str) and target.startswith("#"):
-        moved["$ref"] = root + target[1:]
-    return moved

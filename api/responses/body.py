@@ -157,7 +157,7 @@ class ResponsesBody(SamplingFields):
             return {"type": "json_object"}
         if form.content is None:
             raise refused("text.format.schema", "text.format: expected a schema")
-        schema = {"name": form.name, "schema": form.content}
+        schema = {"name": form.name, "schema": form.content, "strict": form.strict}
         return {"type": "json_schema", "json_schema": schema}
 
 

@@ -22,6 +22,7 @@ from baton.api.sglang.answer import SglangAnswer, until_aborted
 from baton.api.sglang.schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.core.grammar import Grammar
 from baton.core.sampling_params import SamplingParams
 
 
@@ -69,7 +70,9 @@ class GenerateEndpoint:
         deadline: Deadline | None,
     ) -> None:
         ids = await asked.prompt_ids(self.text, model)
-        await self.text.check_grammar(*asked.sampling.wanted_grammar())
+        grammar = None
+        if asked.sampling.constrained:
+            grammar = await self.text.usable_grammar(asked.sampling.wanted_grammar, request.scope)
         labels = RequestLabels(
             asked.label,
             body.priority or 0,
@@ -82,7 +85,7 @@ class GenerateEndpoint:
         )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
-        sampling = _sampling(asked, ids, model)
+        sampling = _sampling(asked, ids, model, grammar)
         wanted = asked.sampling.max_new_tokens
         if wanted is not None and sampling.max_tokens < wanted:
             keep_ignored(request.scope, ["sampling_params.max_new_tokens"])
@@ -106,7 +109,9 @@ class GenerateEndpoint:
             call.streams.append(until_aborted(stream, made, index))
 
 
-def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> SamplingParams:
+def _sampling(
+    asked: Asked, prompt_ids: Sequence[int], model: ModelInfo, grammar: Grammar | None
+) -> SamplingParams:
     wanted = asked.sampling.max_new_tokens
     room = room_for_answer(prompt_ids, wanted, model, param=asked.param)
     start = asked.logprobs.start
@@ -121,7 +126,7 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
     if start == len(prompt_ids):
         want = replace(want, start=None)
     limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else room
-    return asked.sampling.params(limit, want, model)
+    return asked.sampling.params(limit, want, model, grammar)
 
 
 async def _collect(call: _Call) -> None:

@@ -15,11 +15,12 @@ from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused
 from baton.api.fields.field_table import FieldPlace
+from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.completion_schema import MAX_PROMPTS
 from baton.api.prepared import Prepared
 from baton.api.requests import checked_sampling
 from baton.api.schema import MAX_CHOICES, SamplingFields
-from baton.api.structured import grammar_of, json_grammar, one_grammar
+from baton.api.structured import grammar_of, one_grammar
 from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
@@ -62,18 +63,31 @@ class NativeSampling(SamplingFields):
                 f"seed is {self.seed} but sampling_seed {self.sampling_seed}; give one of them",
             )
 
-    def wanted_grammar(self) -> tuple[Grammar | None, str]:
+    @property
+    def constrained(self) -> bool:
+        """True if a field asks for a form of the answer."""
+        return (self.json_schema, self.regex, self.ebnf) != (None, None, None)
+
+    def wanted_grammar(self, schemas: JsonSchemas) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
         schema = self.json_schema
         return one_grammar(
             {
-                "sampling_params.json_schema": None if schema is None else json_grammar(schema),
+                "sampling_params.json_schema": None
+                if schema is None
+                else schemas.grammar(schema, "sampling_params.json_schema"),
                 "sampling_params.regex": grammar_of(GrammarKind.REGEX, self.regex),
                 "sampling_params.ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
             }
         )
 
-    def params(self, max_tokens: int, want: "LogprobsWanted", model: ModelInfo) -> SamplingParams:
+    def params(
+        self,
+        max_tokens: int,
+        want: "LogprobsWanted",
+        model: ModelInfo,
+        grammar: Grammar | None,
+    ) -> SamplingParams:
         """Return checked parameters. Fields that were left out or are null take the defaults."""
         given = {**model.sampling_defaults, **self.given()}
         if self.seed is None and self.sampling_seed is not None:
@@ -88,7 +102,7 @@ class NativeSampling(SamplingFields):
             prompt_logprobs_start=want.start,
             prompt_logprobs=want.top if want.start is not None else 0,
             logprob_token_ids=want.token_ids,
-            grammar=self.wanted_grammar()[0],
+            grammar=grammar,
         )
 
 

@@ -155,11 +155,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
             "messages": USER,
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"schema": {"type": "objct"}},
+                "json_schema": {"schema": {"items": "objct"}},
             },
         },
         "response_format",
-        "objct",
+        "no schema at #/items",
     ),
     ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
     ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),

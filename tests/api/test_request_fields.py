@@ -71,7 +71,7 @@ EXAMPLES: dict[str, Any] = {
     "max_completion_tokens": 3, "max_new_tokens": 3, "min_new_tokens": 0, "stop": "x",
     "stop_token_ids": [5], "stop_regex": "a+", "ignore_eos": True,
     "include_stop_str_in_output": True, "no_stop_trim": True, "skip_special_tokens": False,
-    "response_format": {"type": "json_object"}, "regex": "a", "ebnf": EBNF,
+    "response_format": {"type": "json_object"}, "strict": True, "regex": "a", "ebnf": EBNF,
     "json_schema": json.dumps(SCHEMA), "guided_json": SCHEMA, "guided_regex": "a",
     "guided_choice": ["a", "b"], "guided_grammar": EBNF, "structured_outputs": {"regex": "a"},
     "stream": False, "stream_options": {"include_usage": True}, "logprobs": 1, "top_logprobs": 1,

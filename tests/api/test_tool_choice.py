@@ -10,6 +10,7 @@ import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
 
+from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.tool_choice import tool_rule
 from baton.api.text_service import TextService
 from baton.core.errors import ApiError
@@ -236,7 +237,7 @@ def test_every_form_with_json_between_its_marks_can_stand_beside_an_answer(
     form, rule = find_tool_format(template), tool_rule([ADD], "auto", True)
     assert form is not None and rule is not None
     answer = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(FORM["json_schema"]["schema"]))
-    grammar = rule.grammar_beside(answer, form)
+    grammar = rule.grammar_beside(answer, form, JsonSchemas())
     assert accepts(tokenizer, grammar, call)
     assert accepts(tokenizer, grammar, '{"ok":false}')
     assert not accepts(tokenizer, grammar, call.replace("7", '"x"'))
@@ -246,7 +247,7 @@ def test_a_form_that_is_no_json_is_refused_beside_an_answer() -> None:
     form, rule = find_tool_format("<｜tool▁calls▁begin｜>"), tool_rule([ADD], "auto", True)
     assert form is not None and rule is not None
     with pytest.raises(ApiError, match="required"):
-        rule.grammar_beside(Grammar(GrammarKind.JSON_SCHEMA, "{}"), form)
+        rule.grammar_beside(Grammar(GrammarKind.JSON_SCHEMA, "{}"), form, JsonSchemas())
 
 
 async def test_an_answer_that_was_cut_gives_what_there_is_of_its_calls(
