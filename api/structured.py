@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -63,9 +64,12 @@ class StructuredOutputs(Body):
     choice: ListOf[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_additional_properties: bool | None = None
 
     def grammars(self, schemas: JsonSchemas) -> dict[str, Grammar | None]:
         """Return the grammar of each field that was given. Raises `ApiError`."""
+        if self.disable_additional_properties:
+            schemas = replace(schemas, closed=True)
         found = guided_grammars(
             "structured_outputs.", schemas, self.schema_, self.regex, self.choice, self.grammar
         )

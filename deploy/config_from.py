@@ -116,6 +116,7 @@ def router_from(model: Path, options: dict[str, Any]) -> RouterConfig:
         key_slowdown=options["key_slowdown"],
         max_body_bytes=options["max_body_mb"] << 20,
         unknown_fields=UnknownFields(options["unknown_fields"]),
+        closed_objects=options["closed_objects"],
         sampling_defaults=SamplingDefaults(options["sampling_defaults"]),
         template=template_from(options),
         worker_wait_s=options["worker_wait"],

@@ -94,6 +94,7 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_ROUTER):
         command = option(command)
     command = client_tls_options(limit_options(dump_options(telemetry_options(command))))
+    command = closed_objects_option(command)
     command = sampling_defaults_option(streaming_option(access_options(command)))
     command = template_options(unknown_fields_option(command))
     return lease_option(itl_target_option(command))
@@ -137,6 +138,15 @@ def sampling_defaults_option(command: Callable[..., Any]) -> Callable[..., Any]:
         default=SamplingDefaults.MODEL.value, show_default=True,
         help="Sampling values that an HTTP request leaves out: those of the model's "
         "generation_config.json, or 1.0 and off.",
+    )(command)  # fmt: skip
+
+
+def closed_objects_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for objects whose JSON schema does not say whether they are closed."""
+    return click.option(
+        "--closed-objects", is_flag=True,
+        help="In answers by a JSON schema, an object whose members the schema names has no others, "
+        "unless additionalProperties allows them, as in vLLM and SGLang.",
     )(command)  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class RouterConfig:
     key_slowdown: float = KEY_SLOWDOWN
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
     unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
+    closed_objects: bool = False  # objects of answers have only members that their schema names
     sampling_defaults: SamplingDefaults = SamplingDefaults.MODEL  # what requests leave out
     template: TemplateOptions = field(default_factory=TemplateOptions)
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails

@@ -24,6 +24,7 @@ class StandaloneConfig:
     incremental_streaming_output: bool = False  # of /generate: only new text
     ping_s: float = PING_S  # the silence after which a stream sends a ping; 0: never
     unknown_fields: UnknownFields = UnknownFields.WARN  # in bodies of HTTP requests
+    closed_objects: bool = False  # objects of answers have only members that their schema names
     sampling_defaults: SamplingDefaults = SamplingDefaults.MODEL  # what requests leave out
     template: TemplateOptions = field(default_factory=TemplateOptions)
     api_keys: Path | None = None  # the file of API keys; None: everybody may call

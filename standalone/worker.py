@@ -105,7 +105,8 @@ class StandaloneWorker:
         tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
         folder = config.engine.model
         tokenizer = Tokenizer.from_folder(folder)
-        text = TextService(tokenizer, ChatTemplate.from_folder(folder, clients.template))
+        template = ChatTemplate.from_folder(folder, clients.template)
+        text = TextService(tokenizer, template, closed_objects=clients.closed_objects)
         opening.callback(text.close)
         text.start()
         model_id, others = served_names(clients.served_model_name, folder)

@@ -193,7 +193,7 @@ FIELDS: tuple[RequestField, ...] = (
         (FieldPlace.STRUCTURED,), "disable_any_whitespace", "JSON is compact with it or without"
     ),
     *_label((FieldPlace.STRUCTURED,), "disable_fallback", "there is one compiler of grammars"),
-    *_neutral((FieldPlace.STRUCTURED,), "disable_additional_properties", False),
+    *_works((FieldPlace.STRUCTURED,), "disable_additional_properties", "true: as --closed-objects"),
     *_neutral((FieldPlace.STRUCTURED,), "whitespace_pattern structural_tag"),
     # The reply.
     *_works(_EVERY_ANSWER, "stream", "the reply comes in parts"),

@@ -120,6 +120,7 @@ def _standalone_config(host: str, options: dict[str, Any]) -> StandaloneConfig:
         incremental_streaming_output=options["incremental_streaming_output"],
         ping_s=options["sse_ping_interval"],
         unknown_fields=UnknownFields(options["unknown_fields"]),
+        closed_objects=options["closed_objects"],
         sampling_defaults=SamplingDefaults(options["sampling_defaults"]),
         template=template_from(options),
         drain_s=options["drain"],

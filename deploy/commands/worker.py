@@ -31,6 +31,7 @@ from baton.deploy.options import (
 from baton.deploy.process.gpu_driver import check_driver
 from baton.deploy.record_options import profile_option, telemetry_from, telemetry_options
 from baton.deploy.router_options import (
+    closed_objects_option,
     lease_option,
     sampling_defaults_option,
     streaming_option,
@@ -75,6 +76,7 @@ from baton.engine.settings.choices import RANK_TIMEOUT_S
               "Further names follow after commas; * is any name.")  # fmt: skip
 @streaming_option
 @unknown_fields_option
+@closed_objects_option
 @sampling_defaults_option
 @template_options
 @lease_option

@@ -3,13 +3,17 @@
 import json
 from typing import Any
 
+import httpx
 import pytest
 from fake_backend import Connect, FakeBackend
 from schema_cases import INT, NAMED, REWRITTEN, TEXT, SchemaCase, obj
 
 from baton.api.fields.ignored import IGNORED_HEADER
+from baton.api.http import make_app
 from baton.api.json_schemas import JsonSchemas
+from baton.api.text_service import TextService
 from baton.core.grammar import Grammar
+from baton.text.chat_template import ChatTemplate
 from baton.text.errors import GrammarError
 from baton.text.grammar import MAX_GRAMMAR_CHARS, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
@@ -170,6 +174,36 @@ async def test_what_is_no_schema_is_refused(connect: Connect, schema: Any) -> No
         reply = await client.post("/v1/completions", json={"prompt": "x", "guided_json": text})
         assert reply.status_code == 400, reply.text
         assert reply.json()["error"]["param"] == "guided_json"
+
+
+async def test_a_request_can_ask_for_closed_objects(connect: Connect, backend: FakeBackend) -> None:
+    async with connect() as client:
+        for closed in (False, True):
+            outputs = {"json": obj(a=INT), "disable_additional_properties": closed}
+            body = {"prompt": "x", "structured_outputs": outputs}
+            reply = await client.post("/v1/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert takes(backend.tokenizer, grammar_of(backend), {"a": 1})
+            assert takes(backend.tokenizer, grammar_of(backend), {"b": 1}) is not closed
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_server_can_close_objects(
+    tokenizer: Tokenizer, backend: FakeBackend, closed: bool
+) -> None:
+    text = TextService(tokenizer, ChatTemplate(None), closed_objects=closed)
+    app = make_app(backend, text)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for field in ("guided_json", "json_schema"):
+            body = {"prompt": "x", field: json.dumps(obj(a=obj(b=INT)))}
+            reply = await client.post("/v1/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            grammar = grammar_of(backend)
+            assert takes(tokenizer, grammar, {"a": {"b": 1}})
+            assert takes(tokenizer, grammar, {"a": {"c": 1}}) is not closed
+            assert takes(tokenizer, grammar, {"c": 1}) is not closed
+    text.close()
 
 
 FILES = obj(

@@ -275,6 +275,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--served-model-name", "name", "--incremental-streaming-output",
         "--sse-ping-interval", "3",
         "--unknown-fields", "refuse", "--sampling-defaults", "none",
+        "--closed-objects",
         "--chat-template", __file__, "--default-chat-template-kwargs", '{"a": 1}',
         "--tool-call-parser", "hermes", "--reasoning-parser", "none",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
