@@ -19,6 +19,7 @@ from baton.api.structured import (
     grammar_of,
     guided_grammars,
     one_grammar,
+    tag_grammar,
 )
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -27,8 +28,8 @@ from baton.core.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
 _FORMS = (
-    "response_format", "json_schema", "regex", "ebnf", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "structured_outputs",
+    "response_format", "json_schema", "regex", "ebnf", "structural_tag", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
 )  # fmt: skip
 BodyT = TypeVar("BodyT", bound=Body)
 
@@ -194,6 +195,7 @@ class SamplingBody(SamplingFields):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: ListOf[str] | None = None
@@ -257,6 +259,7 @@ class SamplingBody(SamplingFields):
                 "json_schema": None if schema is None else schemas.grammar(schema, "json_schema"),
                 "regex": grammar_of(GrammarKind.REGEX, self.regex),
                 "ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
+                "structural_tag": tag_grammar(self.structural_tag, "structural_tag", schemas),
             }
             | guided_grammars(
                 "guided_",

@@ -11,6 +11,7 @@ from baton.api.body import Body, ListOf
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
 from baton.api.json_schemas import ANY_OBJECT, JsonSchemas, SchemaJson
+from baton.api.structural_tags import StructuralTags
 from baton.core.grammar import Grammar, GrammarKind
 
 
@@ -31,6 +32,9 @@ class ResponseFormat(Body):
     type: str
     json_schema: JsonSchema | None = None
     content: dict[str, Any] | None = Field(None, alias="schema")  # of json_object
+    structures: ListOf[dict[str, Any]] | None = None  # of structural_tag
+    triggers: ListOf[str] | None = None
+    format: dict[str, Any] | None = None
 
     def grammar(self, schemas: JsonSchemas) -> Grammar | None:
         """Return the grammar of the format. Raises `ApiError`."""
@@ -48,9 +52,17 @@ class ResponseFormat(Body):
                     "response_format",
                     strict=bool(self.json_schema.strict),
                 )
+            case "structural_tag":
+                tags = {
+                    "structures": self.structures,
+                    "triggers": self.triggers,
+                    "format": self.format,
+                }
+                return StructuralTags("response_format", schemas).grammar(tags)
         raise refused(
             "response_format",
-            f"response_format.type is {self.type!r}; expected text, json_object or json_schema",
+            f"response_format.type is {self.type!r}; expected text, json_object, json_schema or "
+            "structural_tag",
         )
 
 
@@ -65,6 +77,7 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     json_object: bool | None = None
     disable_additional_properties: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
     def grammars(self, schemas: JsonSchemas) -> dict[str, Grammar | None]:
         """Return the grammar of each field that was given. Raises `ApiError`."""
@@ -74,7 +87,9 @@ class StructuredOutputs(Body):
             "structured_outputs.", schemas, self.schema_, self.regex, self.choice, self.grammar
         )
         name = "structured_outputs.json_object"
-        return found | {name: schemas.grammar(ANY_OBJECT, name) if self.json_object else None}
+        found[name] = schemas.grammar(ANY_OBJECT, name) if self.json_object else None
+        name = "structured_outputs.structural_tag"
+        return found | {name: tag_grammar(self.structural_tag, name, schemas)}
 
 
 def guided_grammars(
@@ -95,6 +110,11 @@ def guided_grammars(
         f"{prefix}choice": None if choice is None else _choice_grammar(choice, f"{prefix}choice"),
         f"{prefix}grammar": None if grammar is None else Grammar(_dialect(grammar), grammar),
     }
+
+
+def tag_grammar(tags: SchemaJson | None, param: str, schemas: JsonSchemas) -> Grammar | None:
+    """Return the grammar of structural tags that a field gave, if it did. Raises `ApiError`."""
+    return StructuralTags(param, schemas).grammar(tags) if tags else None
 
 
 def grammar_of(kind: GrammarKind, text: str | None) -> Grammar | None:

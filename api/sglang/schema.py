@@ -20,7 +20,7 @@ from baton.api.openai.completion_schema import MAX_PROMPTS
 from baton.api.prepared import Prepared
 from baton.api.requests import checked_sampling
 from baton.api.schema import MAX_CHOICES, SamplingFields
-from baton.api.structured import grammar_of, one_grammar
+from baton.api.structured import grammar_of, one_grammar, tag_grammar
 from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
@@ -54,6 +54,7 @@ class NativeSampling(SamplingFields):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""
@@ -66,11 +67,11 @@ class NativeSampling(SamplingFields):
     @property
     def constrained(self) -> bool:
         """True if a field asks for a form of the answer."""
-        return (self.json_schema, self.regex, self.ebnf) != (None, None, None)
+        return (self.json_schema, self.regex, self.ebnf, self.structural_tag) != (None,) * 4
 
     def wanted_grammar(self, schemas: JsonSchemas) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
-        schema = self.json_schema
+        schema, tags = self.json_schema, "sampling_params.structural_tag"
         return one_grammar(
             {
                 "sampling_params.json_schema": None
@@ -78,6 +79,7 @@ class NativeSampling(SamplingFields):
                 else schemas.grammar(schema, "sampling_params.json_schema"),
                 "sampling_params.regex": grammar_of(GrammarKind.REGEX, self.regex),
                 "sampling_params.ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
+                tags: tag_grammar(self.structural_tag, tags, schemas),
             }
         )
 

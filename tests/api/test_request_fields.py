@@ -55,6 +55,7 @@ BODIES: dict[FieldPlace, type[Body]] = {
 }
 SCHEMA = {"type": "object"}
 EBNF = 'root ::= "a"'
+TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 # A legal value of each field that works. Those that need others beside them are in WITH.
 EXAMPLES: dict[str, Any] = {
     "prompt": "hello", "messages": [{"role": "user", "content": "hi"}], "model": "default",
@@ -82,7 +83,8 @@ EXAMPLES: dict[str, Any] = {
     "routed_dp_rank": 0, "data_parallel_rank": 0,
     "cache_salt": "s", "extra_key": "s", "explain": True, "rid": "r", "abort_all": True,
     "type": "text", "schema": SCHEMA, "json": SCHEMA, "choice": ["a"], "grammar": EBNF,
-    "json_object": True, "include_usage": True,
+    "json_object": True, "include_usage": True, "structural_tag": json.dumps(TAGS), **TAGS,
+    "format": {"type": "json_schema", "json_schema": SCHEMA},
 }  # fmt: skip
 _TOOL = {"name": "f", "input_schema": SCHEMA}
 # Where a name means something else, or a label has a type.
@@ -176,7 +178,8 @@ def body_of(place: FieldPlace, fields: dict[str, Any]) -> tuple[str, dict[str, A
             form = {"type": "json_schema", "json_schema": {"schema": SCHEMA} | fields}
             inner = {"response_format": form}
         case FieldPlace.STRUCTURED:
-            only = {} if set(fields) <= {"json", "choice", "grammar", "json_object"} else None
+            forms = {"json", "choice", "grammar", "json_object", "structural_tag"}
+            only = {} if set(fields) <= forms else None
             inner = {"structured_outputs": ({"regex": "a"} if only is None else {}) | fields}
         case FieldPlace.PREDICTION:
             expected = {"type": "content", "content": "hello"} | fields
