@@ -40,13 +40,14 @@ async def stream_answer(
     *,
     index: int = 0,
     skip_special_tokens: bool = True,
+    mark_ids: frozenset[int] = frozenset(),
 ) -> AsyncGenerator[AnswerDelta, None]:
-    """Yield the parts of one answer as it grows.
+    """Yield the parts of one answer as it grows. mark_ids: as for `TextService.answer`.
 
     Closing or cancelling the generator early cancels the request. Raises the `ApiError` of an
     answer that failed or was aborted.
     """
-    answer = text.answer(request.sampling, skip_special_tokens)
+    answer = text.answer(request.sampling, skip_special_tokens, mark_ids)
     given = 0
     over = False
     failure = ErrorCode.CANCELLED  # unless an error says otherwise
@@ -110,12 +111,20 @@ def stream_answers(
     requests: Sequence[GenerateRequest],
     *,
     skip_special_tokens: bool = True,
+    mark_ids: frozenset[int] = frozenset(),
 ) -> AsyncGenerator[AnswerDelta, None]:
     """Run all requests at once and yield their parts as they come. The first failure cancels the
     rest.
     """
     streams = [
-        stream_answer(backend, text, request, index=i, skip_special_tokens=skip_special_tokens)
+        stream_answer(
+            backend,
+            text,
+            request,
+            index=i,
+            skip_special_tokens=skip_special_tokens,
+            mark_ids=mark_ids,
+        )
         for i, request in enumerate(requests)
     ]
     return merged(streams)

@@ -232,9 +232,16 @@ class TextService:
         except TextError as err:
             raise invalid(param, f"{param}: {err}") from err
 
-    def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
+    def answer(
+        self,
+        params: SamplingParams,
+        skip_special_tokens: bool = True,
+        mark_ids: frozenset[int] = frozenset(),
+    ) -> AnswerText:
         """Return a new text accumulator for one answer, with the stop rules that the engine
         uses.
+
+        mark_ids: special tokens that are shown nevertheless, for a parser that takes them out.
         """
         ends = frozenset() if params.ignore_eos else self.tokenizer.stop_ids
         return AnswerText(
@@ -245,6 +252,7 @@ class TextService:
             min_tokens=params.min_tokens,
             skip_special_tokens=skip_special_tokens,
             end_ids=ends.union(params.stop_token_ids),
+            mark_ids=mark_ids,
         )
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:

@@ -28,14 +28,16 @@ class AnswerText:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
         end_ids: Collection[int] = (),
+        mark_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """end_ids: ids that may end the answer. Only the API needs them: the engine does not push a
-        token that ends the answer.
+        """end_ids: ids that may end the answer. mark_ids: special tokens that are shown, for a
+        parser that takes them out. Only the API needs either: the engine does not push a token that
+        ends the answer, and looks for stop strings in the text without marks.
         """
         self._tokenizer = tokenizer
         self._end_ids = frozenset() if include_stop else frozenset(end_ids)
         self._newest: list[int] = []  # at most one of `end_ids`, not pushed yet
-        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens, mark_ids)
         self._matcher = StopMatcher(stops, include_stop, stop_regex)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
 

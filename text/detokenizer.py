@@ -51,12 +51,15 @@ class ByteDetokenizer:
         return self._held.decode(errors="replace")
 
 
-def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """Return the cheapest detokenizer that the tokenizer's decoder allows."""
-    table = tokenizer.byte_table(skip_special_tokens)
+def make_detokenizer(
+    tokenizer: Tokenizer, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+) -> Detokenizer:
+    """Return the cheapest detokenizer that the tokenizer's decoder allows. shown: special tokens
+    whose text is shown nevertheless."""
+    table = tokenizer.byte_table(skip_special_tokens, shown)
     if table is not None:
         return ByteDetokenizer(table)
-    return WindowDetokenizer(tokenizer, skip_special_tokens)
+    return WindowDetokenizer(tokenizer, skip_special_tokens, shown)
 
 
 class WindowDetokenizer:
@@ -67,9 +70,15 @@ class WindowDetokenizer:
     had already shown is dropped. The window stays short, so the whole answer costs linear time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
+        self._shown_ids = shown
         self._window: list[int] = []
         # One bad byte turns its whole run of byte tokens into replacement characters, so nothing of
         # a run is certain before a token of another kind ends it: byte tokens wait here.
@@ -79,7 +88,7 @@ class WindowDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids. Return the text that they make certain, which may be empty."""
-        fresh = self._tokenizer.with_text(ids, self._skip_special)
+        fresh = self._tokenizer.with_text(ids, self._skip_special, self._shown_ids)
         settled = len(fresh)
         while settled and fresh[settled - 1] in self._tokenizer.byte_ids:
             settled -= 1

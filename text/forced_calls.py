@@ -6,7 +6,7 @@ vLLM and SGLang force calls in the same form, whatever form the model was traine
 import json
 import re
 
-from baton.text.reply_parser import Part
+from baton.text.reply_parser import Part, PartKind, TextPart
 from baton.text.tool_calls import CallMore, ToolCall, read_calls
 
 _OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
@@ -22,6 +22,9 @@ class ForcedCallParser:
         self._in_string = False
         self._escaped = False
 
+    marks: tuple[str, ...] = ()
+    """The grammar allows none."""
+
     def push(self, text: str) -> list[Part]:
         found: list[Part] = []
         for char in text:
@@ -29,7 +32,7 @@ class ForcedCallParser:
             if self._arguments is not None:
                 self._arguments += char
                 if self._depth == 2 and char == "}" and not self._in_string:
-                    self._give(found)
+                    self._give(found, whole=True)
                     self._arguments = None
             elif self._depth > 1 or (self._depth == 1 and char == "}"):
                 self._take(char, found)
@@ -37,9 +40,10 @@ class ForcedCallParser:
         return found
 
     def finish(self) -> list[Part]:
-        """Return the call that the end of the answer cut off before its arguments."""
-        opening = _OPENING.fullmatch(self._text)
-        return [] if opening is None else [ToolCall(json.loads(opening[1]), "")]
+        """Return the text of a call that the end of the answer cut off before its arguments. A
+        call without any is one that takes none to many clients."""
+        text, self._text = self._text, ""
+        return [TextPart(PartKind.CONTENT, text)] if text.strip() else []
 
     def _take(self, char: str, found: list[Part]) -> None:
         """Take a character of a call outside of its arguments."""
@@ -55,15 +59,15 @@ class ForcedCallParser:
                 found += read_calls(self._text)
             self._text = ""
 
-    def _give(self, found: list[Part]) -> None:
+    def _give(self, found: list[Part], *, whole: bool = False) -> None:
         """Return the arguments so far."""
         if not self._arguments:
             return
         last = found[-1] if found else None
-        if isinstance(last, ToolCall):
-            found[-1] = ToolCall(last.name, last.arguments + self._arguments)
+        if isinstance(last, ToolCall) and not last.whole:
+            found[-1] = ToolCall(last.name, last.arguments + self._arguments, whole)
         else:
-            found.append(CallMore(self._arguments))
+            found.append(CallMore(self._arguments, whole))
         self._arguments = ""
 
     def _follow(self, char: str) -> None:

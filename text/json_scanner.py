@@ -60,6 +60,8 @@ class JsonScanner:
         expected = self._next
         if self.done:
             raise ValueError("text behind the end")
+        if not self._open and char not in "{[":
+            raise ValueError("neither an object nor a list")
         if char in "}]":
             empty = _Next.FIRST_KEY if char == "}" else _Next.FIRST_ITEM
             opening = "{" if char == "}" else "["
@@ -86,10 +88,8 @@ class JsonScanner:
                     raise ValueError("nested too deep")
                 self._open.append(char)
                 self._next = _Next.FIRST_KEY if char == "{" else _Next.FIRST_ITEM
-            elif self._open:
-                self._grow(char)
             else:
-                raise ValueError("neither an object nor a list")
+                self._grow(char)
 
     def _expect(self, *allowed: _Next) -> None:
         if self._next not in allowed:

@@ -7,18 +7,33 @@ and `reasoning_parser.py`. `nemotron_json` is the plugin of NVIDIA's Nemotron Na
 from collections.abc import Mapping
 
 from baton.text.reply_parser import ReasoningFormat, find_reasoning_format
-from baton.text.tool_calls import ToolFormat, find_tool_format
+from baton.text.tool_calls import (
+    DEEPSEEK,
+    GRANITE,
+    HERMES,
+    KIMI,
+    LFM2,
+    LLAMA3,
+    NEMOTRON,
+    TAGS,
+    ToolFormat,
+    find_tool_format,
+)
 
 AUTO, NONE = "auto", "none"
-"""The form whose marks the chat template has; no form."""
+"""The form that the chat template teaches; no form."""
 
-_TOOL_NAMES: Mapping[str, tuple[str, ...]] = {
-    "<tool_call>": ("hermes", "qwen", "qwen25", "qwen3_coder", "qwen3_xml", "granite4"),
-    "<|tool_call|>": ("granite",),
-    "<TOOLCALL>": ("nemotron_json",),
-    "<｜tool▁calls▁begin｜>": ("deepseek_v3", "deepseek_v31", "deepseekv3", "deepseekv31"),
+_TOOL_NAMES: Mapping[ToolFormat, tuple[str, ...]] = {
+    HERMES: ("hermes", "qwen", "qwen25", "granite4"),
+    TAGS: ("qwen3_coder", "qwen3_xml"),
+    GRANITE: ("granite",),
+    NEMOTRON: ("nemotron_json",),
+    DEEPSEEK: ("deepseek_v3", "deepseek_v31", "deepseekv3", "deepseekv31"),
+    KIMI: ("kimi_k2",),
+    LFM2: ("lfm2",),
+    LLAMA3: ("llama3", "llama3_json"),
 }
-"""The names of a form of calls, by its first mark."""
+"""The names of a form of calls."""
 _REASONING_NAMES: Mapping[str, tuple[str, ...]] = {
     "</think>": (
         "deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "qwen3-thinking",
@@ -27,7 +42,7 @@ _REASONING_NAMES: Mapping[str, tuple[str, ...]] = {
     "Here is my response:": ("granite",),
 }  # fmt: skip
 """The names of a form of reasoning, by its last mark."""
-TOOL_PARSERS = {name: mark for mark, names in _TOOL_NAMES.items() for name in names}
+TOOL_PARSERS = {name: form for form, names in _TOOL_NAMES.items() for name in names}
 REASONING_PARSERS = {name: mark for mark, names in _REASONING_NAMES.items() for name in names}
 
 
@@ -38,7 +53,7 @@ def tool_format_of(name: str, template: str) -> ToolFormat | None:
     """
     if name == NONE:
         return None
-    return find_tool_format(template if name == AUTO else TOOL_PARSERS[name])
+    return find_tool_format(template) if name == AUTO else TOOL_PARSERS[name]
 
 
 def reasoning_format_of(name: str, template: str) -> ReasoningFormat | None:

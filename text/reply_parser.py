@@ -1,11 +1,21 @@
 """The separation of an answer's text, as it grows, into reasoning, content and tool calls."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from functools import lru_cache
 
-from baton.text.call_stream import CallStream
-from baton.text.tool_calls import CallMore, Properties, ToolCall, ToolFormat
+from baton.text.call_readers import CallReader, bare_call_begins, call_begins, call_reader
+from baton.text.call_trial import CallTrial, TrialVerdict
+from baton.text.tool_calls import (
+    FUNCTION,
+    CallMore,
+    CallStyle,
+    Parameters,
+    ToolCall,
+    ToolFormat,
+)
 
 
 class PartKind(StrEnum):
@@ -44,14 +54,28 @@ def find_reasoning_format(template: str) -> ReasoningFormat | None:
     return next((form for form in (_THINK, _GRANITE) if form.end in template), None)
 
 
+_LOOK = 4096
+"""The characters from a mark on that tell whether a call begins."""
+
+
+class _Act(Enum):
+    """The meanings that a mark may have at its place."""
+
+    DROP = auto()  # it is not shown, and means nothing here
+    OPEN = auto()  # reasoning begins
+    CLOSE = auto()
+    CALL = auto()  # calls begin
+    BARE_CALL = auto()  # calls begin with the mark itself
+    END = auto()  # of calls that could not be read
+
+
 class ReplyParser:
     """A parser of text that arrives in pieces. The beginning of a mark is held back.
 
-    The arguments of a call are given out as they are written, but for the form with tags, whose
-    values need the whole call. A call that cannot be read is content, as the model wrote it; where
-    a part of it was given out before, the rest is.
-
-    Large because a call may come whole or in pieces.
+    What all pieces and the end make depends on the text alone. The arguments of a call are given
+    out as they are written, where the form has them as JSON. What cannot be read as a call is
+    content, without the marks round it. A call within reasoning counts once it is whole, if it is
+    one of an offered tool.
     """
 
     def __init__(
@@ -60,24 +84,40 @@ class ReplyParser:
         tools: ToolFormat | None,
         *,
         thinking: bool = False,
-        properties: Properties | None = None,
+        parameters: Parameters | None = None,
     ) -> None:
-        """thinking: the prompt ended inside of reasoning. properties: the tools' parameters."""
+        """thinking: the prompt ended inside of reasoning. parameters: the offered tools'."""
         self._reasoning = reasoning
         self._tools = tools
         self._thinking = thinking
-        self._properties = properties or {}
+        self._parameters = parameters or {}
+        self._hidden: tuple[str, ...] = ()
         self._text = ""  # not given out yet
-        self._calling = False
-        self._searched = 0  # characters of a call that its end does not begin in
-        self._stream: CallStream | None = None  # of the call that is read; None: no try was made
-        self._streamed = 0  # characters of `_text` that the stream has
-        self._given = False  # a part of the call was given out, and the stream has all text
+        self._reader: CallReader | None = None  # of the calls that are read
+        self._marked = False  # those calls began with a mark
+        self._trial: CallTrial | None = None
+        self._broken = False  # a call went wrong, whose last mark has not come
+        self._begun = False  # there was content, or a call
         self._trim = False  # white space after a mark belongs to it
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return all marks, which the text must have even if they are special tokens."""
+        reasoning, tools = self._reasoning, self._tools
+        marks = () if reasoning is None else (reasoning.begin, reasoning.end)
+        return marks if tools is None else (*marks, *tools.marks)
+
+    def hide(self, marks: Iterable[str]) -> None:
+        """Leave these marks out of all text that is given out: they are special tokens."""
+        self._hidden = tuple(marks)
+
     def push(self, text: str) -> list[Part]:
-        self._text += text
-        return list(self._read(last=False))
+        found: list[Part] = []
+        # In small pieces, so that reading on behind a mark copies little.
+        for at in range(0, len(text), _LOOK):
+            self._text += text[at : at + _LOOK]
+            found += self._read(last=False)
+        return found
 
     def finish(self) -> list[Part]:
         """Return the parts that were held back, at the end of the answer."""
@@ -88,130 +128,173 @@ class ReplyParser:
             if self._trim:
                 self._text = self._text.lstrip()
                 self._trim = not self._text
-            if self._calling:
-                found = self._take_call(last)
-                if found is None:
+            if self._reader is not None:
+                yield from self._take_calls(self._reader, last)
+                if self._reader is not None:
                     return
-                yield from found
-                continue
-            before, mark = self._until_mark(last)
-            if mark:
-                before = before.rstrip()
-            if before:
-                yield TextPart(self._kind, before)
-            if not mark:
+            elif self._trial is not None:
+                verdict = self._trial.push(self._text, last)
+                if verdict is TrialVerdict.OPEN:
+                    self._text = ""
+                    return
+                yield from self._end_trial(self._trial, verdict)
+            elif self._may_be_bare and not last and not self._text.lstrip():
                 return
-            self._trim = True
-            if self._reasoning is not None and mark == self._reasoning.end:
-                self._thinking = False
-            elif self._reasoning is not None and mark == self._reasoning.begin:
-                self._thinking = True
+            elif self._may_be_bare and self._text.lstrip().startswith("{"):
+                self._begin_call("", self._text, bare=True)
             else:
-                self._calling = True
+                if (yield from self._take_text(last)):
+                    return
 
     @property
     def _kind(self) -> PartKind:
         return PartKind.REASONING if self._thinking else PartKind.CONTENT
 
     @property
-    def _marks(self) -> list[str]:
-        """Return the marks that have a meaning at this place."""
-        if self._thinking and self._reasoning is not None:
-            return [self._reasoning.end]
-        marks = [self._reasoning.begin] if self._reasoning is not None else []
-        return [*marks, self._tools.begin] if self._tools is not None else marks
-
-    def _until_mark(self, last: bool) -> tuple[str, str]:
-        """Take the text before the first mark, and the mark. Without a mark, take the text that
-        certainly belongs to none."""
-        found = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
-        if found:
-            at, mark = min(found)
-            before, self._text = self._text[:at], self._text[at + len(mark) :]
-            return before, mark
-        kept = 0 if last else self._kept_back()
-        sure = len(self._text) - kept
-        before, self._text = self._text[:sure], self._text[sure:]
-        return before, ""
-
-    def _kept_back(self) -> int:
-        """Count the characters at the end that may begin a mark, with the space before it."""
-        text = self._text
-        if not self._marks:
-            return 0
-        longest = max(
-            (
-                size
-                for mark in self._marks
-                for size in range(1, min(len(mark), len(text) + 1))
-                if text.endswith(mark[:size])
-            ),
-            default=0,
-        )
-        bare = text[: len(text) - longest]
-        return longest + len(bare) - len(bare.rstrip())
-
-    def _take_call(self, last: bool) -> list[Part] | None:
-        """Return what is sure of the calls, or None while nothing is."""
+    def _may_be_bare(self) -> bool:
+        """Return whether the answer may begin with a call that has no mark and no tag."""
         tools = self._tools
-        assert tools is not None
-        if self._given:
-            return self._more_of_call(last)
-        at = self._text.find(tools.end, self._searched) if tools.end else -1
-        body = self._text if at < 0 else self._text[:at]
-        if at >= 0 or last:
-            try:
-                calls = list(tools.read(body, self._properties))
-            except ValueError:
-                pass
-            else:
-                self._end_call("" if at < 0 else self._text[at + len(tools.end) :])
-                return list(calls)
-        if (begun := self._begin_stream()) is not None:
-            return begun
-        if at < 0 and not last:
-            self._searched = max(0, len(self._text) - len(tools.end))
-            return None
-        end = "" if at < 0 else tools.end
-        self._end_call(self._text[len(body) + len(end) :])
-        return [TextPart(PartKind.CONTENT, f"{tools.begin}{body}{end}")]
+        begins = tools is not None and tools.bare and CallStyle.TAGS not in tools.styles
+        return begins and not self._begun and not self._thinking and bool(self._parameters)
 
-    def _begin_stream(self) -> list[Part] | None:
-        """Return the beginning of a call that is still written; None where it cannot be told."""
-        if self._tools is None or (self._stream is not None and self._stream.wrong):
-            return None
-        if self._stream is None:
-            self._stream, self._streamed = CallStream(self._tools), 0
-        stream = self._stream
-        found = stream.push(self._text[self._streamed :])
-        self._streamed = len(self._text)
-        if stream.wrong or not found:
-            return None
-        self._given, self._text = True, ""
-        if stream.over:
-            self._end_call(stream.rest)
-        return [*found]
+    def _marks(self) -> dict[str, _Act]:
+        """Return the marks that have a meaning at this place."""
+        marks = dict.fromkeys(self._hidden, _Act.DROP)
+        tools, reasoning = self._tools, self._reasoning
+        if reasoning is not None:
+            mark = reasoning.end if self._thinking else reasoning.begin
+            marks[mark] = _Act.CLOSE if self._thinking else _Act.OPEN
+        if tools is not None:
+            if self._broken:
+                marks |= dict.fromkeys(tools.inner, _Act.DROP)
+            if self._broken and tools.end:
+                marks[tools.end] = _Act.END
+            marks[tools.begin] = _Act.CALL
+            if tools.bare and CallStyle.TAGS in tools.styles:
+                marks[FUNCTION] = _Act.BARE_CALL
+        return marks
 
-    def _more_of_call(self, last: bool) -> list[Part] | None:
-        """Return what the text adds to a call of which a part was given out."""
-        stream = self._stream
-        assert stream is not None
-        found: list[Part] = [*stream.push(self._text)]
+    def _take_text(self, last: bool) -> Generator[Part, None, bool]:
+        """Take text up to a mark, and the mark. Return True if more text must come first."""
+        marks, text, shown = self._marks(), self._text, ""
+        begin = searched = 0  # of what is not in `shown`, and of what no mark was found in
+        while (found := _any_of(tuple(marks)).search(text, searched)) is not None:
+            mark, at, searched = found[0], found.start(), found.end()
+            act, before = marks[mark], text[begin:at]
+            if act in (_Act.OPEN, _Act.CLOSE):
+                yield from self._shown(shown + before.rstrip())
+                self._thinking = act is _Act.OPEN
+                self._text, self._trim = text[searched:], True
+                return False
+            if act in (_Act.CALL, _Act.BARE_CALL):
+                begins = self._call_begins(mark, text, at, last)
+                if begins is not False:
+                    yield from self._shown(shown + before.rstrip())
+                    bare = act is _Act.BARE_CALL
+                    begun = text[at if bare else searched :]
+                    if begins and self._begin_call("" if bare else mark, begun, bare=bare):
+                        return False
+                    if last:  # the mark is the last of the answer
+                        self._text, self._broken = begun, True
+                        return False
+                    self._text = before[len(before.rstrip()) :] + text[at:]
+                    return True
+                if mark not in self._hidden:
+                    continue
+            shown += before
+            begin = searched
+            if act is _Act.END:
+                self._broken = False
+                marks = self._marks()
+        sure = len(text) - (0 if last else _kept_back(text[searched:], marks))
+        self._text = text[sure:]
+        yield from self._shown(shown + text[begin:sure])
+        return True
+
+    def _call_begins(self, mark: str, text: str, at: int, last: bool) -> bool | None:
+        """Return whether a call begins with the mark at this place; None: it cannot be told yet."""
+        assert self._tools is not None
+        if mark == FUNCTION:
+            found = bare_call_begins(self._tools, text[at : at + _LOOK], self._parameters)
+            return False if found is None and last else found
+        return call_begins(self._tools, text[at + len(mark) : at + len(mark) + _LOOK])
+
+    def _begin_call(self, mark: str, begun: str, *, bare: bool) -> bool:
+        """Read what follows as a call. Return False if its form cannot be told yet."""
+        assert self._tools is not None
+        reader = call_reader(self._tools, begun, self._parameters, bare=bare)
+        if reader is None:
+            return False
+        self._text = begun
+        if self._thinking and self._reasoning is not None:
+            self._trial = CallTrial(mark, reader, self._reasoning.end, self._parameters.keys())
+        else:
+            self._reader, self._begun, self._broken = reader, True, False
+            self._marked = bool(mark)
+        return True
+
+    def _take_calls(self, reader: CallReader, last: bool) -> Iterator[Part]:
+        """Give the text to the reader of calls."""
+        yield from reader.push(self._text)
         self._text = ""
-        if not (stream.over or stream.wrong or last):
-            return found or None
-        rest = stream.rest
-        if last and not stream.over:
-            found += stream.finish()
-        self._end_call(rest if stream.over or stream.wrong else "")
-        if stream.wrong:  # not a call's, and not the space behind a mark
-            self._trim = False
-        return found
+        if last and not (reader.over or reader.wrong):
+            yield from reader.finish()
+        elif not (reader.over or reader.wrong):
+            return
+        self._text, self._reader = reader.rest, None
+        self._trim = reader.over
+        self._broken = self._marked and not reader.over
+        lead, tag, behind = self._text.partition(FUNCTION)
+        if not reader.over and tag and not lead.strip():
+            self._text = behind  # what began with this tag could not be read
+            yield from self._shown(lead + tag)
 
-    def _end_call(self, rest: str) -> None:
-        """Go on with the text behind a call."""
-        self._text = rest
-        self._searched = 0
-        self._stream, self._given = None, False
-        self._calling = False
-        self._trim = True
+    def _end_trial(self, trial: CallTrial, verdict: TrialVerdict) -> Iterator[Part]:
+        """Go on behind a call within reasoning, or with its text as reasoning."""
+        self._trial = None
+        if verdict is TrialVerdict.CALL:
+            yield from trial.found
+            self._reader, self._marked = trial.reader, bool(trial.mark)
+            self._text = trial.text[trial.read :]
+            return
+        mark = "" if trial.mark in self._hidden else trial.mark
+        if verdict is TrialVerdict.TEXT:
+            # The text begins with the tag itself where the call has no mark.
+            skipped = 0 if trial.mark else len(FUNCTION)
+            self._text = trial.text[skipped:]
+            yield from self._shown(mark + trial.text[:skipped])
+            return
+        end = trial.closed_at if trial.closed_at >= 0 else len(trial.text)
+        text, self._text = trial.text[:end], trial.text[end:]
+        for hidden in self._hidden:
+            text = text.replace(hidden, "")
+        yield from self._shown((mark + text).rstrip() if self._text else mark + text)
+
+    def _shown(self, text: str) -> Iterator[Part]:
+        if text:
+            self._begun = self._begun or not (self._thinking or text.isspace())
+            yield TextPart(self._kind, text)
+
+
+@lru_cache(maxsize=64)
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    if not marks:
+        return re.compile("(?!)")  # found nowhere
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+
+def _kept_back(text: str, marks: Collection[str]) -> int:
+    """Count the characters at the end that may begin a mark, with the space before it."""
+    if not marks:
+        return 0
+    longest = max(
+        (
+            size
+            for mark in marks
+            for size in range(1, min(len(mark), len(text) + 1))
+            if text.endswith(mark[:size])
+        ),
+        default=0,
+    )
+    bare = text[: len(text) - longest]
+    return longest + len(bare) - len(bare.rstrip())

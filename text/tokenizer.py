@@ -1,6 +1,6 @@
 """The conversion of text to token ids and back, by a Hugging Face folder's fast tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -43,10 +43,7 @@ class Tokenizer:
         self.is_byte_level = "ByteLevel" in repr(backend.decoder)
         """True if pieces spell bytes in GPT-2's alphabet."""
         self._joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
-        self._bytes: dict[bool, ByteTable] = {}
-        if self.is_byte_level:
-            self._bytes[True] = ByteTable(backend, self.special_ids)
-            self._bytes[False] = ByteTable(backend, frozenset())
+        self._bytes: dict[frozenset[int], ByteTable] = {}  # by the ids without text
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         own = frozenset() if self.eos_id is None else frozenset({self.eos_id})
@@ -104,23 +101,48 @@ class Tokenizer:
         (text,) = self._backend.decode_batch([shown], skip_special_tokens=False)
         return str(text)
 
-    def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
-        """Return those of `ids` that have text, in order."""
-        known = self._text_ids
-        hidden = self.special_ids if skip_special_tokens else frozenset()
+    def with_text(
+        self,
+        ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> list[int]:
+        """Return those of `ids` that have text, in order. shown: special tokens that have it
+        nevertheless."""
+        known, hidden = self._text_ids, self._hidden(skip_special_tokens, shown)
         return [i for i in ids if i in known and i not in hidden]
 
-    def byte_table(self, skip_special_tokens: bool) -> ByteTable | None:
+    def byte_table(
+        self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> ByteTable | None:
         """Return the table of the tokens' bytes where text is exactly those bytes; None for other
-        decoders."""
-        return self.spelling(skip_special_tokens) if self._joins_bytes else None
+        decoders. shown: as for `with_text`."""
+        return self.spelling(skip_special_tokens, shown) if self._joins_bytes else None
 
-    def spelling(self, skip_special_tokens: bool) -> ByteTable | None:
+    def spelling(
+        self, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> ByteTable | None:
         """Return the table of the bytes that byte-level pieces spell; None for other pieces.
 
         Where the decoder has further steps, text may differ from those bytes.
         """
-        return self._bytes.get(skip_special_tokens)
+        if not self.is_byte_level:
+            return None
+        hidden = self._hidden(skip_special_tokens, shown)
+        table = self._bytes.get(hidden)
+        if table is None:
+            table = self._bytes.setdefault(hidden, ByteTable(self._backend, hidden))
+        return table
+
+    def special_marks(self, marks: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those texts that are special tokens."""
+        found = ((mark, self._backend.token_to_id(mark)) for mark in marks)
+        return {mark: token for mark, token in found if token in self.special_ids}
+
+    def _hidden(self, skip_special_tokens: bool, shown: frozenset[int]) -> frozenset[int]:
+        if not skip_special_tokens:
+            return frozenset()
+        return self.special_ids - shown if shown else self.special_ids
 
     def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
         """Return the characters of `text`, as (begin, end), that each of its tokens stands for.

@@ -1,24 +1,25 @@
-"""The forms in which models write tool calls, and their conversion to OpenAI's.
+"""The forms in which models write tool calls, and the calls that are found.
 
-Sources: the chat templates of Qwen3 and Qwen3-Coder, Nemotron Nano 2 and 3, Granite 3 and 4, and
-DeepSeek V3, V3.1 and R1.
+Sources: the chat templates of Qwen3, Qwen3-Coder and Qwen3.5, Nemotron Nano 2 and 3, Granite 3 and
+4, LFM2 and LFM2.5, Kimi K2, Llama 3, DeepSeek V3, V3.1 and R1, and Falcon-H1.
 """
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import isfinite
 from typing import Any, NoReturn
 
-Properties = Mapping[str, Mapping[str, Any]]
-"""The JSON schemas of each tool's parameters, by tool and by name: objects, or true or false."""
+Parameters = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each offered tool's arguments, by the tool's name."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
     name: str
     arguments: str  # a JSON object, or its beginning: the rest comes as `CallMore`
+    whole: bool = False  # the arguments are all there
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class CallMore:
     """More of the arguments of the last call."""
 
     arguments: str
+    whole: bool = False  # the arguments are all there
 
 
 class JsonInside(Enum):
@@ -36,38 +38,93 @@ class JsonInside(Enum):
     NONE = auto()  # what stands there is more than JSON
 
 
+class CallStyle(Enum):
+    """The ways of writing calls between marks."""
+
+    JSON = auto()  # {"name": ..., "arguments": {...}}, or a list of them
+    TAGS = auto()  # <function=name><parameter=key>value</parameter></function>
+    DEEPSEEK = auto()  # marks round the name and the JSON of the arguments
+    KIMI = auto()  # other marks, and the number of the call behind its name
+    PYTHON = auto()  # [name(key=value, ...), ...]
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """The marks round one call, or round all calls, of an answer."""
 
     begin: str
     end: str
-    read: Callable[[str, Properties], list[ToolCall]]
+    styles: tuple[CallStyle, ...]  # that are read; the first is what the template teaches
     inside: JsonInside
+    inner: tuple[str, ...] = ()  # marks between those two
+    bare: bool = False  # a call may begin without its mark
+    taught_by: tuple[str, ...] = ()  # texts that a template has all of; (): the first mark
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the texts that may be special tokens."""
+        return tuple(mark for mark in (self.begin, self.end, *self.inner) if mark)
+
+    def is_taught_by(self, template: str) -> bool:
+        """Return whether this is the form of a chat template's model."""
+        return all(text in template for text in self.taught_by or (self.begin,))
 
 
-def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
-    """Return each tool's parameters by the tool's name, from OpenAI's list of tools."""
-    functions = [tool.get("function") or {} for tool in tools]
-    found = {
-        str(function.get("name")): (function.get("parameters") or {}).get("properties")
-        for function in functions
-    }
-    return {name: each if isinstance(each, dict) else {} for name, each in found.items()}
+FUNCTION = "<function="
+"""The beginning of a call in tags."""
+HERMES = ToolFormat(
+    "<tool_call>", "</tool_call>", (CallStyle.JSON, CallStyle.TAGS), JsonInside.CALL
+)
+TAGS = ToolFormat(
+    "<tool_call>", "</tool_call>", (CallStyle.TAGS, CallStyle.JSON), JsonInside.CALL,
+    bare=True, taught_by=("<tool_call>", FUNCTION),
+)  # fmt: skip
+NEMOTRON = ToolFormat("<TOOLCALL>", "</TOOLCALL>", (CallStyle.JSON,), JsonInside.CALLS)
+GRANITE = ToolFormat("<|tool_call|>", "", (CallStyle.JSON,), JsonInside.CALLS)
+DEEPSEEK = ToolFormat(
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", (CallStyle.DEEPSEEK,), JsonInside.NONE,
+    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+)  # fmt: skip
+KIMI = ToolFormat(
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (CallStyle.KIMI,),
+    JsonInside.NONE,
+    ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)  # fmt: skip
+LFM2 = ToolFormat(
+    "<|tool_call_start|>", "<|tool_call_end|>", (CallStyle.PYTHON, CallStyle.JSON), JsonInside.NONE
+)
+# Liquid's own template of LFM2 shows tools, but no calls.
+_LFM2_LIST = ToolFormat(
+    LFM2.begin, LFM2.end, LFM2.styles, LFM2.inside, taught_by=("<|tool_list_start|>",)
+)
+LLAMA3 = ToolFormat(
+    "<|python_tag|>", "", (CallStyle.JSON,), JsonInside.NONE,
+    bare=True, taught_by=("<|start_header_id|>", '"parameters": '),
+)  # fmt: skip
+# The more particular ones first.
+_FORMATS = (DEEPSEEK, KIMI, NEMOTRON, GRANITE, LFM2, _LFM2_LIST, TAGS, HERMES, LLAMA3)
+
+
+_BESIDE_NAME = {"name", "id", "type"}
+"""Keys of a call without arguments."""
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """Return the format whose marks the chat template has, or None."""
-    return next((form for form in _FORMATS if form.begin in template), None)
+    """Return the form of calls that a chat template teaches, or None."""
+    return next((form for form in _FORMATS if form.is_taught_by(template)), None)
 
 
-def _read_json(body: str, _: Properties) -> list[ToolCall]:
-    return read_calls(body)
+def parameters_of(tools: Sequence[Mapping[str, Any]]) -> Parameters:
+    """Return the schema of each tool's arguments by the tool's name, from OpenAI's list of
+    tools."""
+    functions = [tool.get("function") or {} for tool in tools]
+    found = {str(function.get("name")): function.get("parameters") for function in functions}
+    return {name: each if isinstance(each, dict) else {} for name, each in found.items()}
 
 
 def read_calls(body: str) -> list[ToolCall]:
     """Read one call or a list of calls: {"name": ..., "arguments": {...}}. Raises ValueError."""
-    found = _loads(body)
+    found = read_json(body)
     calls = found if isinstance(found, list) else [found]
     return [_call(entry) for entry in calls]
 
@@ -76,32 +133,39 @@ def _call(entry: Any) -> ToolCall:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not is_unicode(name):
         raise ValueError("a call needs a name")
+    if not {"arguments", "parameters"} & entry.keys() and entry.keys() - _BESIDE_NAME:
+        raise ValueError("a call has arguments, or nothing else that could be them")
     arguments = entry.get("arguments", entry.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = _loads(arguments)
+        arguments = read_json(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("a call's arguments are an object")
-    return ToolCall(name, _dumps(arguments))
+    return ToolCall(name, write_json(arguments), whole=True)
 
 
-def _loads(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also for brackets that a model opens without end, and for
-    Python's NaN."""
+def read_json(text: str) -> Any:
+    """Parse JSON. Raises ValueError, also for brackets that a model opens without end, for Python's
+    NaN and for numbers that are infinite."""
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if isfinite(number) else _no_number(text)
 
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number in JSON")
 
 
-def _dumps(arguments: Mapping[str, Any]) -> str:
+def write_json(value: object) -> str:
     """Write JSON. Raises ValueError for numbers that JSON lacks."""
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half of a surrogate pair, which JSON can escape, has no UTF-8.
-    return text if is_unicode(text) else json.dumps(arguments, allow_nan=False)
+    return text if is_unicode(text) else json.dumps(value, allow_nan=False)
 
 
 def is_unicode(text: str) -> bool:
@@ -111,59 +175,3 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
-)
-
-
-def _read_json_or_tags(body: str, properties: Properties) -> list[ToolCall]:
-    """Read Hermes' JSON, or Qwen3-Coder's
-    <function=name><parameter=key>value</parameter></function>."""
-    if not body.lstrip().startswith("<function="):
-        return _read_json(body, properties)
-    calls = []
-    for name, inside in _FUNCTION.findall(body):
-        types = properties.get(name, {})
-        given = _PARAMETER.findall(inside)
-        arguments = {key: _typed(text, types.get(key)) for key, text in given}
-        calls.append(ToolCall(name, _dumps(arguments)))
-    if not calls:
-        raise ValueError("no <function=...> has an end")
-    return calls
-
-
-def _typed(text: str, schema: Any) -> Any:
-    """Give a tag's text its type: a string stays one, the rest is JSON where it can be."""
-    if isinstance(schema, dict) and schema.get("type") == "string":
-        return text
-    try:
-        return _loads(text)
-    except ValueError:
-        return text
-
-
-def _read_deepseek(body: str, _: Properties) -> list[ToolCall]:
-    """V3.1: name, mark, arguments. V3 and R1: "function", mark, name, and the arguments fenced."""
-    calls = []
-    for part in body.split("<｜tool▁call▁begin｜>")[1:]:
-        whole, end, _after = part.partition("<｜tool▁call▁end｜>")
-        name, mark, arguments = whole.partition("<｜tool▁sep｜>")
-        if name == "function" and "```json" in arguments:
-            name, _fence, arguments = arguments.partition("```json")
-            arguments = arguments.rpartition("```")[0]
-        if end and mark:
-            calls.append(_call({"name": name.strip(), "arguments": arguments.strip()}))
-    if not calls:
-        raise ValueError("no call between the marks")
-    return calls
-
-
-_FORMATS = (
-    ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _read_deepseek, JsonInside.NONE),
-    ToolFormat("<TOOLCALL>", "</TOOLCALL>", _read_json, JsonInside.CALLS),
-    ToolFormat("<|tool_call|>", "", _read_json, JsonInside.CALLS),
-    ToolFormat("<tool_call>", "</tool_call>", _read_json_or_tags, JsonInside.CALL),
-)

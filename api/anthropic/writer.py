@@ -32,6 +32,7 @@ class MessageWriter:
         }
         self._open: PartKind | None = None  # the kind of the block that grows
         self._arguments: str | None = None  # of the call that grows
+        self._whole = False  # they are all there
 
     def begin(self) -> Iterator[EventJson]:
         yield {"type": "message_start", "message": self.message | {"content": []}}
@@ -43,7 +44,7 @@ class MessageWriter:
             if isinstance(part, TextPart):
                 yield from self._text(part)
             elif isinstance(part, CallMore):
-                yield self._more(part.arguments)
+                yield self._more(part)
             else:
                 yield from self._close()
                 yield from self._call(part)
@@ -68,11 +69,12 @@ class MessageWriter:
         block = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
         yield self._begin(block | {"input": {}})
         self._arguments = ""
-        yield self._more(call.arguments)
+        yield self._more(call)
 
-    def _more(self, arguments: str) -> EventJson:
-        self._arguments = (self._arguments or "") + arguments
-        return self._delta({"type": "input_json_delta", "partial_json": arguments})
+    def _more(self, part: ToolCall | CallMore) -> EventJson:
+        self._arguments = (self._arguments or "") + part.arguments
+        self._whole = part.whole
+        return self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
     def _begin(self, block: EventJson) -> EventJson:
         self._blocks.append(block)
@@ -83,7 +85,12 @@ class MessageWriter:
         if self._open is PartKind.REASONING:  # clients send the block back with its signature
             yield self._delta({"type": "signature_delta", "signature": ""})
         if self._arguments is not None:
-            self._blocks[-1]["input"] = _parsed(self._arguments)
+            block = self._blocks[-1]
+            found = _parsed(self._arguments) if self._whole else None
+            if found is None:
+                self._blocks[-1] = _cut_call(block["name"], self._arguments)
+            else:
+                block["input"] = found
         if self._open is not None or self._arguments is not None:
             self._open = self._arguments = None
             yield self._stop()
@@ -124,10 +131,15 @@ def _new_block(kind: PartKind) -> EventJson:
     return {"type": "text", "text": ""}
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments; {} if the end of the answer cut them off."""
+def _parsed(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments; None if they are no object, or nested too deep."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _cut_call(name: str, arguments: str) -> EventJson:
+    """Return a block for a call that is not whole. An `input` would be that of another call."""
+    return {"type": "text", "text": f'{{"name": {json.dumps(name)}, "arguments": {arguments}'}

@@ -25,6 +25,7 @@ class ChatChoices:
     want_logprobs: bool
     parallel_calls: bool = True  # False: each choice has at most its first tool call
     _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
+    _whole: set[int] = field(default_factory=set)  # choices that have a whole call
     _dropping: set[int] = field(default_factory=set)  # choices whose last call is not shown
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -81,6 +82,8 @@ class ChatChoices:
         """Return the message part of a chunk. Only the first of a call has its name and id."""
         if isinstance(part, TextPart):
             return {part.kind.value: part.text}
+        if part.whole:
+            self._whole.add(index)
         if isinstance(part, CallMore):
             more = {"arguments": part.arguments}
             return {"tool_calls": [{"index": self._calls[index] - 1, "function": more}]}
@@ -92,7 +95,7 @@ class ChatChoices:
         return {"tool_calls": [call]}
 
     def _reason(self, index: int, finished: Finished) -> str:
-        if self._calls[index] and finished.reason is FinishReason.STOP:
+        if index in self._whole and finished.reason is FinishReason.STOP:
             return "tool_calls"
         return finished.reason.value
 

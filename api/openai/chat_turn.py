@@ -26,7 +26,7 @@ from baton.core.logprobs import TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.text.forced_calls import ForcedCallParser
 from baton.text.reply_parser import ReasoningFormat, ReplyParser, TextPart
-from baton.text.tool_calls import CallMore, ToolCall, properties_of
+from baton.text.tool_calls import CallMore, ToolCall, parameters_of
 
 AnswerParser = ReplyParser | ForcedCallParser
 AnswerPart = TextPart | ToolCall | CallMore
@@ -110,10 +110,15 @@ class ChatTurns:
             budget = self._budget(thinking_tokens, prompt.thinking, form)
             requests = [replace(each, thinking=budget) for each in requests]
         admit(request, requests)
-        deltas = stream_answers(
-            self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
-        )
         parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
+        marks = self.text.tokenizer.special_marks(parsers[0].marks)
+        deltas = stream_answers(
+            self.backend,
+            self.text,
+            requests,
+            skip_special_tokens=body.skip_special_tokens,
+            mark_ids=frozenset(marks.values()),
+        )
         return ChatTurn(
             model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
         )
@@ -144,12 +149,15 @@ class ChatTurns:
         if rule is not None and rule.forced:
             return ForcedCallParser()
         free = grammar is None
-        return ReplyParser(
+        parser = ReplyParser(
             self.text.reasoning if free and body.separate_reasoning else None,
             self.text.tools if rule is not None else None,
             thinking=prompt.thinking and free and body.separate_reasoning,
-            properties=properties_of(rule.offered if rule is not None else []),
+            parameters=parameters_of(rule.offered if rule is not None else []),
         )
+        if body.skip_special_tokens:
+            parser.hide(self.text.tokenizer.special_marks(parser.marks))
+        return parser
 
 
 def _sampling(

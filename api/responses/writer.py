@@ -3,7 +3,6 @@
 The order of the events is that of OpenAI's reference, "Streaming events" of the Responses API.
 """
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -39,6 +38,7 @@ class ResponseWriter:
         self._sequence = 0
         self._open: PartKind | None = None  # the kind of the item that grows
         self._calling = False  # a call grows
+        self._whole = False  # its arguments are all there
         self._custom = ""  # the arguments of a custom tool's call that grows
         self._logprobs: list[EventJson] = []  # of tokens whose text is not out yet
 
@@ -57,7 +57,7 @@ class ResponseWriter:
             if isinstance(part, TextPart):
                 yield from self._text(part)
             elif isinstance(part, CallMore):
-                yield from self._more(part.arguments)
+                yield from self._more(part)
             else:
                 yield from self._close()
                 yield from self._call(part)
@@ -123,7 +123,7 @@ class ResponseWriter:
     def _close(self, status: str = "completed") -> Iterator[EventJson]:
         """Yield the events that end the item that grows, if there is one."""
         if self._calling:
-            yield from self._end_call(status)
+            yield from self._end_call()
         if self._open is None:
             return
         item, kind = self._items[-1], self._open
@@ -153,36 +153,37 @@ class ResponseWriter:
         self._items.append(item)
         yield self._of_item("response.output_item.added", item=dict(item))
         self._calling, self._custom = True, ""
-        yield from self._more(call.arguments)
+        yield from self._more(call)
 
-    def _more(self, arguments: str) -> Iterator[EventJson]:
+    def _more(self, part: ToolCall | CallMore) -> Iterator[EventJson]:
         item = self._items[-1]
+        self._whole = part.whole
         if "input" in item:  # a text in JSON, which is read at its end
-            self._custom += arguments
+            self._custom += part.arguments
             return
-        item["arguments"] += arguments
+        item["arguments"] += part.arguments
         kind = "response.function_call_arguments.delta"
-        yield self._of_item(kind, item_id=item["id"], delta=arguments)
+        yield self._of_item(kind, item_id=item["id"], delta=part.arguments)
 
-    def _end_call(self, status: str) -> Iterator[EventJson]:
+    def _end_call(self) -> Iterator[EventJson]:
         self._calling = False
         item = self._items[-1]
         if "input" in item:
-            yield from self._end_custom_call(item, status)
+            yield from self._end_custom_call(item)
             return
         given = {"name": item["name"], "arguments": item["arguments"]}
         kind = "response.function_call_arguments.done"
         yield self._of_item(kind, item_id=item["id"], **given)
-        item["status"] = "completed" if _is_json(item["arguments"]) else status
+        item["status"] = "completed" if self._whole else "incomplete"
         yield self._of_item("response.output_item.done", item=dict(item))
 
-    def _end_custom_call(self, item: EventJson, status: str) -> Iterator[EventJson]:
+    def _end_custom_call(self, item: EventJson) -> Iterator[EventJson]:
         given = CallArguments.of(self._custom).whole()
         item["input"] = str(given.get(CUSTOM_INPUT, self._custom))
         kind = "response.custom_tool_call_input"
         yield self._of_item(f"{kind}.delta", item_id=item["id"], delta=item["input"])
         yield self._of_item(f"{kind}.done", item_id=item["id"], input=item["input"])
-        item["status"] = "completed" if _is_json(self._custom) else status
+        item["status"] = "completed" if self._whole else "incomplete"
         yield self._of_item("response.output_item.done", item=dict(item))
 
     def _in_part(self, kind: str, **more: Any) -> EventJson:
@@ -209,15 +210,6 @@ class ResponseWriter:
             "logprob": logprob,
             "bytes": list(self._table.raw_bytes(token_id)),
         }
-
-
-def _is_json(text: str) -> bool:
-    """Return False for arguments that the end of the answer cut off."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _new_id(kind: str) -> str:
