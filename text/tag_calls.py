@@ -15,6 +15,8 @@ from baton.text.typed_values import typed_value
 _PARAMETER, _VALUE_END, _CALL_END = "<parameter=", "</parameter>", "</function>"
 _HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
 _KEY = re.compile(r"<parameter=([^<>\n]+)>")
+_NEXT = f"\n{_PARAMETER}"
+_TAG = re.compile(f"</|{_NEXT}")
 _MOST_NAME = 256
 
 
@@ -31,7 +33,8 @@ class TagCalls:
     """A reader of calls in tags. Each call is returned when it is whole.
 
     A value ends at the first end tag that is followed by what can follow a value. So it may hold
-    end tags, unless all of the call's end follows them. A call with a parameter twice is not read:
+    end tags, unless all of the call's end follows them. It also ends where a further parameter of
+    the tool begins on a line of its own. A call with a parameter twice is not read:
     one of the values would be lost.
     """
 
@@ -85,9 +88,7 @@ class TagCalls:
             return []
         members = [f"{write_json(key)}: {write_json(value)}" for key, value in self._given.items()]
         if self._state is _State.VALUE:
-            end_begins = cut.startswith("<", self._searched)
-            text = cut[: self._searched] if end_begins else cut
-            text = text.removeprefix("\n").removesuffix("\n")
+            text = cut[: self._searched].removeprefix("\n").removesuffix("\n")
             value = typed_value(text, self._key, self._schema)
             shown = write_json(value)[:-1] if isinstance(value, str) else text
             members.append(f"{write_json(self._key)}: {shown}")
@@ -136,41 +137,50 @@ class TagCalls:
 
     def _value(self) -> None:
         """Take the value, once its end is there."""
-        while True:
-            at = self.rest.find("</", self._searched)
-            if at < 0:
-                self._searched = max(self._searched, len(self.rest) - 1)
+        while (found := _TAG.search(self.rest, self._searched)) is not None:
+            at = self._searched = found.start()
+            behind = self._behind_value(at)
+            if behind is None:
                 return
-            length = self._end_at(at)
-            if length is None:
-                self._searched = at
-                return
-            if length >= 0:
-                text = self.rest[:at].removeprefix("\n")
-                text = text.removesuffix("\n")
+            if behind >= 0:
+                text = self.rest[:at].removeprefix("\n").removesuffix("\n")
                 self._given[self._key] = typed_value(text, self._key, self._schema)
-                self._take(at + length)
+                self._take(behind)
                 self._state = _State.PARAMETERS
                 return
             self._searched = at + 1
+        self._searched = max(self._searched, len(self.rest) - _beginning(self.rest))
 
-    def _end_at(self, at: int) -> int | None:
-        """Return the length of the tag at this place that ends a value; -1: none does; None: it
-        cannot be told yet."""
+    def _behind_value(self, at: int) -> int | None:
+        """Return where to go on if the value ends at this place; -1: it does not; None: it cannot
+        be told yet."""
+        if self.rest.startswith(_NEXT, at):
+            return self._behind_open_value(at + 1)
         # A model may leave the end tag of a value out: then the end of all of the call is there.
-        for tag, length, followers in (
-            (_VALUE_END, len(_VALUE_END), (_PARAMETER, _CALL_END, self._end)),
-            (_CALL_END, 0, (self._end,)),
+        for tag, behind, followers in (
+            (_VALUE_END, at + len(_VALUE_END), (_PARAMETER, _CALL_END, self._end)),
+            (_CALL_END, at, (self._end,)),
         ):
             begun = self.rest[at : at + len(tag)]
             if begun == tag:
-                behind = self.rest[at + len(tag) :].lstrip()
-                if any(behind.startswith(each) for each in followers):
-                    return length
-                return None if any(each.startswith(behind) for each in followers) else -1
+                next_text = self.rest[at + len(tag) :].lstrip()
+                if any(next_text.startswith(each) for each in followers):
+                    return behind
+                return None if any(each.startswith(next_text) for each in followers) else -1
             if tag.startswith(begun):
                 return None
         return -1
+
+    def _behind_open_value(self, at: int) -> int | None:
+        """Return the place, if another parameter of the tool begins there, on its own line. Models
+        leave the end tag of a value out before it too."""
+        key = _KEY.match(self.rest, at)
+        if key is None:
+            return None if _goes_on(self.rest[at:], _PARAMETER) else -1
+        properties = self._schema.get("properties")
+        named = key[1].strip()
+        others = isinstance(properties, Mapping) and named in properties
+        return at if others and named != self._key and named not in self._given else -1
 
     def _between(self) -> None:
         bare = self.rest.lstrip()
@@ -190,3 +200,9 @@ def _goes_on(text: str, tag: str) -> bool:
         return tag.startswith(text)
     name = text[len(tag) :]
     return len(name) <= _MOST_NAME and not any(char in "<>\n" for char in name)
+
+
+def _beginning(text: str) -> int:
+    """Count the characters at the end that an end tag, or the next parameter, may begin with."""
+    sizes = range(len(_NEXT) - 1, 0, -1)
+    return next((size for size in sizes if text.endswith((_NEXT[:size], "</"[:size]))), 0)

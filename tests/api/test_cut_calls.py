@@ -147,6 +147,15 @@ async def test_a_malformed_call_is_the_same_in_streams_and_whole_answers(
         asked = chat(400, forced=False)
         reply = (await client.post("/v1/chat/completions", json=asked)).json()["choices"][0]
         stream = await client.post("/v1/chat/completions", json=asked | {"stream": True})
+        message = {"messages": asked["messages"], "max_tokens": 400} | {
+            "tools": [{"name": "run", "input_schema": PARAMETERS}]
+        }
+        whole = (await client.post("/v1/messages", json=message)).json()
+        events = (await client.post("/v1/messages", json=message | {"stream": True})).text
+    stop = "tool_use" if reason == "tool_calls" else "end_turn"
+    assert whole["stop_reason"] == stop and f'"stop_reason":"{stop}"' in events.replace(" ", "")
+    inputs = [block["input"] for block in whole["content"] if block["type"] == "tool_use"]
+    assert inputs == [as_json(each) for each in arguments if as_json(each) is not None]
     calls = [call["function"]["arguments"] for call in reply["message"].get("tool_calls", ())]
     found = (calls, reply["message"]["content"] or "", reply["finish_reason"])
     assert found == (arguments, content, reason)

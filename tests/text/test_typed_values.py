@@ -72,6 +72,21 @@ def test_references_in_a_circle_end() -> None:
     assert typed(circle, "7") == 7
 
 
+@pytest.mark.parametrize("last", ["</parameter>\n", ""])
+def test_an_end_tag_may_be_left_out_before_what_follows_a_value(last: str) -> None:
+    keys = {"p": {"type": "string"}, "n": {"type": "integer"}}
+    text = (
+        "<tool_call>\n<function=f>\n<parameter=p>\nx\n<parameter=p>\n<parameter=q>\n"
+        f"<parameter=n>\n7\n{last}</function>\n</tool_call>"
+    )
+    tools = [{"function": {"name": "f", "parameters": {"properties": keys}}}]
+    for pieces in ([text], list(text)):
+        parser = ReplyParser(None, FORM, parameters=parameters_of(tools))
+        (call,) = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+        assert isinstance(call, ToolCall) and call.whole
+        assert read_json(call.arguments) == {"p": "x\n<parameter=p>\n<parameter=q>", "n": 7}
+
+
 @pytest.mark.parametrize(
     "value",
     ["a </parameter> b", "a </function> b", "a </tool_call> b", "a <parameter=x> b", "", "\nx\n"],
