@@ -108,7 +108,8 @@ def test_any_ids_in_any_grouping_begin_where_their_text_does(
             assert text[:offset] == before
         elif tokenizer.is_byte_level and not before.endswith("\ufffd"):
             assert text[:offset] == before  # it begins a character
-        elif offset < len(text):
+        elif offset < len(text) and tokenizer.decode(ids[: k + 1], skip) != before:
+            # A decoder may remove a text's first space; then it has no character.
             byte = tokenizer_byte(tokenizer, token)
             assert text[offset] == "\ufffd" or byte in text[offset].encode()
 
