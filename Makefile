@@ -63,9 +63,11 @@ $(CLIENTS)/.python-installed: $(STAMP) $(wildcard tests/clients/python/*.lock)
 			--python $(CLIENTS)/python/$$name/bin/python tests/clients/python/$$name.lock || exit 1; done
 	touch $@
 
+# `npm ci` refuses a lock file without the packages for other systems, which not every registry has;
+# `npm install` takes the versions and the hashes of the lock file too.
 $(CLIENTS)/.agents-installed: $(wildcard tests/clients/node/agents/*.json)
 	mkdir -p $(CLIENTS)/agents && cp $^ $(CLIENTS)/agents && cd $(CLIENTS)/agents \
-		&& npm ci --silent --no-fund --no-audit
+		&& npm install --no-save --silent --no-fund --no-audit
 	touch $@
 
 # `ip` and `ss`, for the tests with network namespaces, and `prometheus` with `promtool`, for those

@@ -20,6 +20,8 @@ from baton.api.http import make_app
 FILES = sorted((Path(__file__).parent / "recorded" / "sessions").glob("*.json"))
 CLIENTS = {
     "anthropic",
+    "claude-code",
+    "codex",
     "instructor",
     "langchain",
     "litellm",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDED = ROOT / "tests" / "api" / "recorded" / "sessions"
 HEADERS = ("accept", "anthropic-beta", "anthropic-version", "user-agent")
 MOST_CHARS = 160  # of a text: agents' instructions are long, and not ours to publish
+MOST_DESCRIBED = 40  # of a tool's description
 HOME = "/home/ada"
 NAMING = (str(ROOT), str(Path.home()), tempfile.gettempdir(), socket.gethostname(), "127.0.0.1:")
 
@@ -57,10 +58,15 @@ def _header(value: str) -> str:
 
 def _scrubbed(value: Any, home: str) -> Any:
     """Return a body with the client's folder renamed, ids of sessions blanked and long texts
-    shortened.
+    replaced by others of a few words.
     """
     if isinstance(value, dict):
-        return {_scrubbed(key, home): _scrubbed(each, home) for key, each in value.items()}
+        return {
+            _scrubbed(key, home): _blanked(each, MOST_DESCRIBED)
+            if key == "description" and isinstance(each, str)
+            else _scrubbed(each, home)
+            for key, each in value.items()
+        }
     if isinstance(value, list):
         return [_scrubbed(each, home) for each in value]
     if not isinstance(value, str):
@@ -68,9 +74,14 @@ def _scrubbed(value: Any, home: str) -> Any:
     value = _renamed(value, home)
     if "\n" not in value and value.startswith(("{", "[")):
         return value
-    return value if len(value) <= MOST_CHARS else value[:MOST_CHARS] + "…"
+    return _blanked(value, MOST_CHARS)
+
+
+def _blanked(text: str, most: int) -> str:
+    return text if len(text) <= most else "A long text."
 
 
 def _renamed(text: str, home: str) -> str:
-    text = text.replace(home, HOME)
-    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "0" * 8, text)
+    # Codex calls its first agent /root, which is also the home of many machines that record.
+    text = text.replace(home, HOME).replace("/root", "/first")
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{64}", "0" * 8, text)
