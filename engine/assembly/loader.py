@@ -23,6 +23,7 @@ from baton.engine.loading.weights import (
 )
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, configured_model
+from baton.engine.models.layers.vocabulary import HEAD
 from baton.engine.models.scope import Scope
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
@@ -39,6 +40,7 @@ from baton.kernels.torch_kernels import TORCH
 
 log = logging.getLogger(__name__)
 
+_UNTIED = "tie_word_embeddings of config.json does not make it the embedding's"
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
 
 
@@ -193,7 +195,8 @@ def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
     """
     needs = declared_weights(model, checkpoint)
     patterns = FAMILIES[model.family].ignored
-    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+    ignored = [pattern.format(len(model.layers)) for pattern in patterns]
+    checkpoint.check(needs.shapes, ignored, {HEAD: _UNTIED})
 
 
 def declared_weights(config: ModelConfig, checkpoint: Checkpoint | None = None) -> DeclaredWeights:

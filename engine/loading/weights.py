@@ -164,14 +164,24 @@ class Checkpoint:
         self.release(name)
         return same
 
-    def check(self, required: Mapping[str, Shape], ignored: Iterable[str] = ()) -> None:
+    def check(
+        self,
+        required: Mapping[str, Shape],
+        ignored: Iterable[str] = (),
+        reasons: Mapping[str, str] | None = None,
+    ) -> None:
         """Compare with what the model needs; raises one WeightsError that names every fault.
 
         ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use.
+        reasons: why the model needs a tensor, to be told where that one is missing.
         """
         patterns = tuple(ignored)
         equal = {name for (name, _), differs in self._differing.items() if not differs}
-        missing = [name for name in required if name not in self._files]
+        missing = [
+            f"{name} ({reasons[name]})" if reasons and name in reasons else name
+            for name in required
+            if name not in self._files
+        ]
         extra = [
             name
             for name in self._files

@@ -145,8 +145,8 @@ def log_difference(config: ModelConfig, scope: Scope, name: str, other: str) -> 
     """Log that a checkpoint's tensors are used though config.json ties them to others."""
     if scope.device.type != "meta":
         _log.warning(
-            "%s holds a %s that differs from %s, to which its config.json ties it; both are used "
-            "as they are",
+            "%s holds a %s that differs from %s, to which its config.json (tie_word_embeddings) "
+            "ties it; both are used as they are",
             config.folder,
             name,
             other,

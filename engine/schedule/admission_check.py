@@ -1,5 +1,6 @@
 """The checks that a request must pass to enter the engine."""
 
+import logging
 from collections.abc import Sequence
 
 from baton.core.cache_salt import SALT_BYTES, is_salt
@@ -11,6 +12,8 @@ from baton.text.errors import GrammarError
 from baton.text.grammar import CompiledGrammar, GrammarCompiler, GrammarState
 from baton.text.token_rules import TokenRules, banned_sequences, words_of
 from baton.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 class AdmissionCheck:
@@ -27,6 +30,14 @@ class AdmissionCheck:
         self._max_model_len = max_model_len
         eos_ids = {*model.eos_token_ids, *(() if tokenizer is None else tokenizer.stop_ids)}
         self._eos_ids = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
+        if beyond := sorted(eos_ids - self._eos_ids):
+            _log.warning(
+                "eos_token_id in %s (config.json, generation_config.json or the tokenizer) has %s, "
+                "which the model's %d tokens do not include; no answer ends there",
+                model.folder,
+                ", ".join(map(str, beyond)),
+                vocab_size,
+            )
         self._tokenizer = tokenizer
         self.grammars = (
             None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size, self._eos_ids)

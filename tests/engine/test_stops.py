@@ -127,3 +127,13 @@ def test_a_given_stop_token_below_the_minimum_does_not_count() -> None:
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         make_engine().submit(RequestSpec("a", (1,), greedy(stop=("x",))))
+
+
+def test_an_end_beyond_the_vocabulary_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    special = SpecialTokens(configured_stop_ids=frozenset({5, 97, 300_000}))
+    make_engine(HashModel(), tokenizer=Tokenizer(byte_level(), special))
+    (line,) = (r.getMessage() for r in caplog.records if "eos_token_id" in r.getMessage())
+    assert "has 97, 300000," in line and "97 tokens" in line
+    caplog.clear()
+    make_engine(HashModel(), tokenizer=Tokenizer(byte_level(), SpecialTokens()))
+    assert "eos_token_id" not in caplog.text
