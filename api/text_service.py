@@ -28,6 +28,7 @@ from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.model_folder import ANY_NAME
 from baton.text.parser_names import reasoning_format_of, tool_format_of
+from baton.text.reasoning import ReasoningState
 from baton.text.stop_regex import compile_stops
 from baton.text.token_offsets import make_token_offsets, offsets_in
 from baton.text.token_table import TokenTable
@@ -50,7 +51,7 @@ MOST_TOKENS = 1 << 24
 @dataclass(frozen=True)
 class ChatPrompt:
     ids: Sequence[int]
-    thinking: bool  # the prompt ends inside the model's reasoning
+    thinking: ReasoningState  # the model's reasoning behind the prompt
 
 
 class TextService:
@@ -146,15 +147,15 @@ class TextService:
         most: as for `encode`.
         """
 
-        def render() -> tuple[str, bool]:
-            prompt = self.template.render(
+        def render() -> tuple[str, ReasoningState]:
+            return self.template.render_thinking(
+                self.reasoning,
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
                 variables=variables,
             )
-            return prompt, self.reasoning is not None and self.reasoning.begun_in(prompt)
 
         texts = [text for message in messages for text in message.texts()]
         size = size_of((texts, tools, variables), INLINE_CHARS)

@@ -124,13 +124,17 @@ class _Meter:
 
     def _read(self, text: str) -> None:
         self._text += text
-        mark = self._budget.end if self._open else self._budget.begin
-        at = self._text.find(mark)
-        if at < 0:
-            self._text = self._text[-len(mark) :]
-            return
-        self._text = self._text[at + len(mark) :]
-        self._over = self._open
-        self._open = not self._open
-        if self._open:
-            self._read("")
+        if not self._open:
+            begin, bare = self._budget.begin, self._text.lstrip()
+            if len(bare) < len(begin) and begin.startswith(bare):
+                return
+            self._open = bare.startswith(begin)
+            if not self._open:  # the answer has no reasoning
+                self._over, self._text = True, ""
+                return
+            self._text = bare[len(begin) :]
+        end = self._budget.end
+        if end in self._text:
+            self._open, self._over, self._text = False, True, ""
+        else:
+            self._text = self._text[-len(end) :]

@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from baton.text.conversation import Message
 from baton.text.errors import ChatTemplateError, TokenizerFileError
 from baton.text.model_folder import read_json_object, read_text
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.special_tokens import read_special_tokens
 from baton.text.template_messages import template_messages
 from baton.text.template_options import TemplateOptions
@@ -111,6 +112,50 @@ class ChatTemplate:
                 f"the chat template refused these messages: {type(err).__name__}: {err}"
             ) from err
         return _up_to_mark(prompt) if continue_final_message else prompt
+
+    def render_thinking(
+        self,
+        form: ReasoningFormat | None,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[str, ReasoningState]:
+        """Return the prompt as `render` does, and the state of reasoning behind it.
+
+        The answer's turn is opened by what the template writes only where it is asked for a
+        generation prompt. An answer that continues the last message opened its turn itself.
+        """
+
+        def prompt_of(opened: bool) -> str:
+            return self.render(
+                messages,
+                add_generation_prompt=opened,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=variables,
+            )
+
+        prompt = prompt_of(add_generation_prompt)
+        last = "".join(messages[-1].parts) if messages else ""
+        if form is None or not form.named_in(prompt):
+            return prompt, ReasoningState.FREE
+        if continue_final_message:
+            return prompt, form.thinking_in(last)
+        try:
+            bare = prompt_of(False) if add_generation_prompt else prompt
+        except ChatTemplateError:
+            bare = prompt
+        if prompt.startswith(bare) and len(bare) < len(prompt):
+            return prompt, form.thinking_after(prompt[len(bare) :])
+        # A template may open the turn unasked. Its mark then ends the prompt, and no message does.
+        end = prompt.rstrip()
+        for mark, state in ((form.begin, ReasoningState.OPEN), (form.end, ReasoningState.CLOSED)):
+            if end.endswith(mark) and not (last.strip() and end.endswith(last.rstrip())):
+                return prompt, state
+        return prompt, ReasoningState.FREE
 
     def _chosen(self, tools: bool) -> "_Compiled":
         found = self._templates.get(TOOL_USE) if tools else None

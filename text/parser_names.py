@@ -6,7 +6,7 @@ and `reasoning_parser.py`. `nemotron_json` is the plugin of NVIDIA's Nemotron Na
 
 from collections.abc import Mapping
 
-from baton.text.reply_parser import ReasoningFormat, find_reasoning_format
+from baton.text.reasoning import ReasoningFormat, find_reasoning_format
 from baton.text.tool_calls import (
     DEEPSEEK,
     GRANITE,

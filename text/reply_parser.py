@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from baton.text.call_readers import CallReader, bare_call_begins, call_begins, call_reader
 from baton.text.call_trial import CallTrial, TrialVerdict
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.tool_calls import (
     FUNCTION,
     CallMore,
@@ -32,28 +33,6 @@ class TextPart:
 Part = TextPart | ToolCall | CallMore
 
 
-@dataclass(frozen=True)
-class ReasoningFormat:
-    """The marks round a model's reasoning."""
-
-    begin: str
-    end: str
-
-    def begun_in(self, prompt: str) -> bool:
-        """Return whether the prompt has begun the reasoning: templates often end with its first
-        mark."""
-        return prompt.rfind(self.begin) > prompt.rfind(self.end)
-
-
-_THINK = ReasoningFormat("<think>", "</think>")
-_GRANITE = ReasoningFormat("Here is my thought process:", "Here is my response:")
-
-
-def find_reasoning_format(template: str) -> ReasoningFormat | None:
-    """Return the format whose marks the chat template has, or None."""
-    return next((form for form in (_THINK, _GRANITE) if form.end in template), None)
-
-
 _LOOK = 4096
 """The characters from a mark on that tell whether a call begins."""
 
@@ -62,8 +41,7 @@ class _Act(Enum):
     """The meanings that a mark may have at its place."""
 
     DROP = auto()  # it is not shown, and means nothing here
-    OPEN = auto()  # reasoning begins
-    CLOSE = auto()
+    CLOSE = auto()  # reasoning ends
     CALL = auto()  # calls begin
     BARE_CALL = auto()  # calls begin with the mark itself
     END = auto()  # of calls that could not be read
@@ -71,6 +49,9 @@ class _Act(Enum):
 
 class ReplyParser:
     """A parser of text that arrives in pieces. The beginning of a mark is held back.
+
+    Reasoning begins where the prompt or the first text of the answer begins it, and nowhere else: a
+    later mark is text.
 
     What all pieces and the end make depends on the text alone. The arguments of a call are given
     out as they are written, where the form has them as JSON. What cannot be read as a call is
@@ -83,13 +64,16 @@ class ReplyParser:
         reasoning: ReasoningFormat | None,
         tools: ToolFormat | None,
         *,
-        thinking: bool = False,
+        thinking: ReasoningState = ReasoningState.FREE,
         parameters: Parameters | None = None,
     ) -> None:
-        """thinking: the prompt ended inside of reasoning. parameters: the offered tools'."""
+        """thinking: the state of reasoning where the answer begins. parameters: the offered
+        tools'."""
         self._reasoning = reasoning
         self._tools = tools
-        self._thinking = thinking
+        self._thinking = reasoning is not None and thinking is ReasoningState.OPEN
+        # The first mark of reasoning may come. Models write it a second time behind the template's.
+        self._may_begin = reasoning is not None and thinking is not ReasoningState.CLOSED
         self._parameters = parameters or {}
         self._hidden: tuple[str, ...] = ()
         self._text = ""  # not given out yet
@@ -138,6 +122,9 @@ class ReplyParser:
                     self._text = ""
                     return
                 yield from self._end_trial(self._trial, verdict)
+            elif self._may_begin:
+                if not self._begin_reasoning(last):
+                    return
             elif self._may_be_bare and not last and not self._text.lstrip():
                 return
             elif self._may_be_bare and self._text.lstrip().startswith("{"):
@@ -157,13 +144,24 @@ class ReplyParser:
         begins = tools is not None and tools.bare and CallStyle.TAGS not in tools.styles
         return begins and not self._begun and not self._thinking and bool(self._parameters)
 
+    def _begin_reasoning(self, last: bool) -> bool:
+        """Take the mark of reasoning if the answer begins with it. Return False until that is
+        known."""
+        assert self._reasoning is not None
+        begin, bare = self._reasoning.begin, self._text.lstrip()
+        if not last and len(bare) < len(begin) and begin.startswith(bare):
+            return False
+        self._may_begin = False
+        if bare.startswith(begin):
+            self._text, self._thinking, self._trim = bare[len(begin) :], True, True
+        return True
+
     def _marks(self) -> dict[str, _Act]:
         """Return the marks that have a meaning at this place."""
         marks = dict.fromkeys(self._hidden, _Act.DROP)
         tools, reasoning = self._tools, self._reasoning
-        if reasoning is not None:
-            mark = reasoning.end if self._thinking else reasoning.begin
-            marks[mark] = _Act.CLOSE if self._thinking else _Act.OPEN
+        if reasoning is not None and self._thinking:
+            marks[reasoning.end] = _Act.CLOSE
         if tools is not None:
             if self._broken:
                 marks |= dict.fromkeys(tools.inner, _Act.DROP)
@@ -181,9 +179,9 @@ class ReplyParser:
         while (found := _any_of(tuple(marks)).search(text, searched)) is not None:
             mark, at, searched = found[0], found.start(), found.end()
             act, before = marks[mark], text[begin:at]
-            if act in (_Act.OPEN, _Act.CLOSE):
+            if act is _Act.CLOSE:
                 yield from self._shown(shown + before.rstrip())
-                self._thinking = act is _Act.OPEN
+                self._thinking = False
                 self._text, self._trim = text[searched:], True
                 return False
             if act in (_Act.CALL, _Act.BARE_CALL):

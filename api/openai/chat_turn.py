@@ -25,7 +25,8 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.text.forced_calls import ForcedCallParser
-from baton.text.reply_parser import ReasoningFormat, ReplyParser, TextPart
+from baton.text.reasoning import ReasoningFormat, ReasoningState
+from baton.text.reply_parser import ReplyParser, TextPart
 from baton.text.tool_calls import CallMore, ToolCall, parameters_of
 
 AnswerParser = ReplyParser | ForcedCallParser
@@ -106,7 +107,12 @@ class ChatTurns:
         form = self.text.reasoning
         if thinking_tokens is not None and form is None:
             keep_ignored(request.scope, ["thinking.budget_tokens"])
-        elif thinking_tokens is not None and form is not None and grammar is None:
+        elif (
+            thinking_tokens is not None
+            and form is not None
+            and grammar is None
+            and prompt.thinking is not ReasoningState.CLOSED
+        ):
             budget = self._budget(thinking_tokens, prompt.thinking, form)
             requests = [replace(each, thinking=budget) for each in requests]
         admit(request, requests)
@@ -123,9 +129,13 @@ class ChatTurns:
             model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
         )
 
-    def _budget(self, tokens: int, begun: bool, form: ReasoningFormat) -> ThinkingBudget:
+    def _budget(
+        self, tokens: int, thinking: ReasoningState, form: ReasoningFormat
+    ) -> ThinkingBudget:
         closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
-        return ThinkingBudget(tokens, begun, form.begin, form.end, tuple(closing))
+        return ThinkingBudget(
+            tokens, thinking is ReasoningState.OPEN, form.begin, form.end, tuple(closing)
+        )
 
     def _grammar(
         self, body: ChatBody, rule: ToolRule | None, schemas: JsonSchemas
@@ -152,7 +162,7 @@ class ChatTurns:
         parser = ReplyParser(
             self.text.reasoning if free and body.separate_reasoning else None,
             self.text.tools if rule is not None else None,
-            thinking=prompt.thinking and free and body.separate_reasoning,
+            thinking=prompt.thinking,
             parameters=parameters_of(rule.offered if rule is not None else []),
         )
         if body.skip_special_tokens:

@@ -120,6 +120,21 @@ async def test_an_answer_without_room_for_more_is_not_closed(
     assert reply.usage.output_tokens == 41
 
 
+@pytest.mark.parametrize("asked", ["What does <think> do?", "Write <think>"])
+async def test_a_plain_answer_is_no_reasoning_whatever_names_the_mark(
+    thinker: Thinker, serve: Serve, asked: str
+) -> None:
+    thinker.thoughts = "The <think> tag " + "goes on " * 15
+    async with connected(serve) as client:
+        reply = await client.messages.create(
+            model="toy", max_tokens=300, thinking=limited(5),
+            messages=[{"role": "user", "content": asked}],
+        )  # fmt: skip
+    assert len(thinker.seen) == 1 and not thinker.cancelled
+    (said,) = reply.content
+    assert said.type == "text" and said.text == thinker.thoughts
+
+
 @pytest.mark.parametrize("budget", [-1, 0])
 async def test_a_budget_that_cannot_be_is_refused(serve: Serve, budget: int) -> None:
     async with connected(serve) as client:

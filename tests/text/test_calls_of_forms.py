@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text.written_calls import FORMS, PARAMETERS, Calls
 
-from baton.text.reply_parser import Part, PartKind, ReplyParser, TextPart, find_reasoning_format
+from baton.text.reasoning import ReasoningState, find_reasoning_format
+from baton.text.reply_parser import Part, PartKind, ReplyParser, TextPart
 from baton.text.tool_calls import CallMore
 
 THINK = find_reasoning_format("<think></think>")
@@ -71,7 +72,8 @@ def read(
     name: str, pieces: Iterable[str], *, thinking: bool = False, hidden: bool = False
 ) -> Found:
     form = FORMS[name].form
-    parser = ReplyParser(THINK, form, thinking=thinking, parameters=PARAMETERS)
+    state = ReasoningState.OPEN if thinking else ReasoningState.FREE
+    parser = ReplyParser(THINK, form, thinking=state, parameters=PARAMETERS)
     if hidden:
         parser.hide(parser.marks)
     return Found([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.text.reply_parser import Part, PartKind, ReplyParser, TextPart, find_reasoning_format
+from baton.text.reasoning import ReasoningState, find_reasoning_format
+from baton.text.reply_parser import Part, PartKind, ReplyParser, TextPart
 from baton.text.tool_calls import CallMore, ToolCall, find_tool_format, parameters_of
 
 THINK = find_reasoning_format("{{ '<think>' }} ... </think>")
@@ -100,7 +101,7 @@ def test_thoughts_content_and_a_call(form, written, places) -> None:
 
 @given(places=places)
 def test_thoughts_that_the_prompt_began(places) -> None:
-    parser = ReplyParser(THINK, None, thinking=True)
+    parser = ReplyParser(THINK, None, thinking=ReasoningState.OPEN)
     assert joined(parser, cut("a < b\n</think>\n\nYes. </thin", places)) == [
         (PartKind.REASONING, "a < b"),
         (PartKind.CONTENT, "Yes. </thin"),
@@ -108,7 +109,7 @@ def test_thoughts_that_the_prompt_began(places) -> None:
 
 
 def test_thoughts_that_never_end_are_thoughts() -> None:
-    assert joined(ReplyParser(THINK, None, thinking=True), ["so ", "on"]) == [
+    assert joined(ReplyParser(THINK, None, thinking=ReasoningState.OPEN), ["so ", "on"]) == [
         (PartKind.REASONING, "so on")
     ]
 
@@ -178,8 +179,9 @@ def test_a_model_that_repeats_a_mark_without_end_is_read_in_one_pass() -> None:
     text = f"<｜tool▁calls▁begin｜>{body}"
     assert joined(ReplyParser(None, DEEPSEEK), [text]) == [(PartKind.CONTENT, "function" * 20_000)]
     for mark in ("<tool_call>", "<tool_call>{", "<tool_call><function=f>"):
-        for thinking in (False, True):
-            parser = ReplyParser(THINK, HERMES, thinking=thinking)
+        for state in (ReasoningState.FREE, ReasoningState.OPEN):
+            thinking = state is ReasoningState.OPEN
+            parser = ReplyParser(THINK, HERMES, thinking=state)
             begins = mark != "<tool_call>" and not thinking
             shown = mark.removeprefix("<tool_call>") if begins else mark
             kind = PartKind.REASONING if thinking else PartKind.CONTENT
@@ -189,17 +191,54 @@ def test_a_model_that_repeats_a_mark_without_end_is_read_in_one_pass() -> None:
 def test_certain_text_is_not_kept_back() -> None:
     parser = ReplyParser(THINK, HERMES)
     assert parser.push("Well") == [TextPart(PartKind.CONTENT, "Well")]
-    assert parser.push(" <th") == []
-    assert parser.push("e end>") == [TextPart(PartKind.CONTENT, " <the end>")]
+    assert parser.push(" <th") == [TextPart(PartKind.CONTENT, " <th")]
+    assert parser.push("e <tool_") == [TextPart(PartKind.CONTENT, "e")]
+    assert parser.push("box>") == [TextPart(PartKind.CONTENT, " <tool_box>")]
+    parser = ReplyParser(THINK, HERMES)
+    assert parser.push("\n<th") == []
+    assert parser.push("e end>") == [TextPart(PartKind.CONTENT, "\n<the end>")]
+
+
+@given(places=places)
+@pytest.mark.parametrize("state", ReasoningState)
+def test_reasoning_begins_nowhere_but_where_the_answer_does(state, places) -> None:
+    text = "The <think> tag opens thoughts, </think> ends them, <think> again."
+    expected = [(PartKind.CONTENT, text)]
+    if state is ReasoningState.OPEN:
+        expected = [
+            (PartKind.REASONING, "The <think> tag opens thoughts,"),
+            (PartKind.CONTENT, "ends them, <think> again."),
+        ]
+    assert joined(ReplyParser(THINK, HERMES, thinking=state), cut(text, places)) == expected
+
+
+@given(places=places)
+@pytest.mark.parametrize("state", ReasoningState)
+def test_a_mark_at_the_beginning_opens_reasoning_unless_the_template_closed_it(
+    state, places
+) -> None:
+    text = "\n<think>\nhm</think>\n\nYes"
+    closed = [(PartKind.CONTENT, text)]
+    free = [(PartKind.REASONING, "hm"), (PartKind.CONTENT, "Yes")]
+    parser = ReplyParser(THINK, HERMES, thinking=state)
+    assert joined(parser, cut(text, places)) == (closed if state is ReasoningState.CLOSED else free)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "inside"),
-    [("x<think>\n", True), ("<think>\n\n</think>\n\n", False), ("hello", False)],
+    ("opening", "state"),
+    [
+        ("assistant\n<think>\n", ReasoningState.OPEN),
+        ("assistant\n<think>\n\n</think>\n\n", ReasoningState.CLOSED),
+        ("assistant</think>", ReasoningState.CLOSED),
+        ("assistant\n", ReasoningState.FREE),
+        ("", ReasoningState.FREE),
+    ],
 )
-def test_whether_a_prompt_ends_inside_of_thoughts(prompt: str, inside: bool) -> None:
+def test_the_state_of_thoughts_behind_what_opens_a_turn(
+    opening: str, state: ReasoningState
+) -> None:
     assert THINK is not None
-    assert THINK.begun_in(prompt) is inside
+    assert THINK.thinking_after(opening) is state
 
 
 def test_a_template_without_marks_teaches_nothing() -> None:
