@@ -50,7 +50,9 @@ class BufferedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         itself, for half a minute.
         """
         self.lingers = True
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():  # TLS cannot; its client goes by the header
-            self.transport.write_eof()
-        self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():  # TLS cannot; its client goes by the header
+                self.transport.write_eof()
+        if self._linger is None:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.abort)

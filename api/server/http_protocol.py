@@ -195,7 +195,7 @@ class GuardedHttp(BufferedHttp):
     def give_way(self) -> None:
         """Close an idle connection. If nothing was asked on it, say why: its request may be on the
         way."""
-        told = self._running is None and not self.lingers
+        told = self._running is None and not (self.lingers or self.transport.is_closing())
         if told:
             error = self._place.shed or _GAVE_WAY
             self.transport.write(_reply(error, error.status.http, b"", id_in_headers(None)))
