@@ -5,7 +5,7 @@ stream.
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baton.api.backend import Backend, GenerateRequest
@@ -15,6 +15,7 @@ from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.supervised import child
+from baton.text.reasoning_meter import ReasoningMeter
 
 _AHEAD = 64
 """Deltas that are buffered for a slow client. After that its backend streams are not read."""
@@ -28,9 +29,10 @@ class AnswerDelta(NamedTuple):
     text: str  # text that can no longer change; it may lag behind the tokens
     first_index: int  # output position of token_ids[0]
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # with a meter, they may lag as text does
     prompt_logprobs: PromptLogprobs | None = None
     finished: Finished | None = None  # set on the answer's last delta
+    reasoning: int = 0  # how many of `logprobs`, the first ones, belong to the answer's reasoning
 
 
 async def stream_answer(
@@ -41,14 +43,17 @@ async def stream_answer(
     index: int = 0,
     skip_special_tokens: bool = True,
     mark_ids: frozenset[int] = frozenset(),
+    meter: ReasoningMeter | None = None,
 ) -> AsyncGenerator[AnswerDelta, None]:
     """Yield the parts of one answer as it grows. mark_ids: as for `TextService.answer`.
 
+    meter: counts the tokens of its reasoning; None: it has none.
     Closing or cancelling the generator early cancels the request. Raises the `ApiError` of an
     answer that failed or was aborted.
     """
     answer = text.answer(request.sampling, skip_special_tokens, mark_ids)
     given = 0
+    unsure: tuple[TokenLogprob, ...] = ()  # of tokens that may be reasoning or content
     over = False
     failure = ErrorCode.CANCELLED  # unless an error says otherwise
     record = request.record
@@ -65,13 +70,22 @@ async def stream_answer(
                         yield AnswerDelta(index, held, given)
                     _raise_if_failed(event)
                     tail = answer.finish(event.cut_chars)
-                    yield AnswerDelta(index, tail, given, finished=event)
+                    if meter is not None:
+                        event = replace(event, reasoning_tokens=meter.tokens)
+                    yield AnswerDelta(index, tail, given, logprobs=unsure, finished=event)
                     return
                 first_index, ids, logprobs, prompt_logprobs = event
                 if ids and first_index != given:
                     raise _out_of_order(first_index, given)
                 delta = answer.push(ids)
-                yield AnswerDelta(index, delta, given, ids, logprobs, prompt_logprobs)
+                thought = 0
+                if meter is not None:
+                    thought = meter.count(ids)
+                    logprobs = unsure + logprobs
+                    unsure, logprobs = (logprobs, ()) if meter.undecided else ((), logprobs)
+                yield AnswerDelta(
+                    index, delta, given, ids, logprobs, prompt_logprobs, reasoning=thought
+                )
                 given += len(ids)
             raise ApiError(ErrorCode.INTERNAL, "the answer's stream ended without a finish")
         except ApiError as error:
@@ -112,9 +126,12 @@ def stream_answers(
     *,
     skip_special_tokens: bool = True,
     mark_ids: frozenset[int] = frozenset(),
+    meters: Sequence[ReasoningMeter] = (),
 ) -> AsyncGenerator[AnswerDelta, None]:
     """Run all requests at once and yield their parts as they come. The first failure cancels the
     rest.
+
+    meters: one for each request, or none; as for `stream_answer`.
     """
     streams = [
         stream_answer(
@@ -124,6 +141,7 @@ def stream_answers(
             index=i,
             skip_special_tokens=skip_special_tokens,
             mark_ids=mark_ids,
+            meter=meters[i] if meters else None,
         )
         for i, request in enumerate(requests)
     ]

@@ -13,8 +13,10 @@ from baton.api.call_log import CallRecord
 from baton.api.deadline import Deadline
 from baton.core.cache_salt import SHARED, make_salt
 from baton.core.finish import Finished
+from baton.core.grammar import Grammar
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 
 MAX_PRIORITY = 1000
 """The bound on a request's priority, on both sides of 0."""
@@ -25,10 +27,10 @@ class ThinkingBudget:
     """The bound on an answer's reasoning. `BudgetedBackend` keeps it."""
 
     tokens: int
-    begun: bool  # the prompt ends inside the reasoning
-    begin: str  # the marks round reasoning
-    end: str
+    form: ReasoningFormat
+    thinking: ReasoningState  # where the answer begins
     closing_ids: tuple[int, ...]  # the tokens that end reasoning which has spent its budget
+    grammar: Grammar | None = None  # of the answer behind reasoning that was ended so
 
 
 @dataclass(frozen=True)

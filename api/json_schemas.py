@@ -73,7 +73,11 @@ class JsonSchemas:
 
 def schema_text(schema: Mapping[str, Any], param: str) -> str:
     """Return a schema as JSON. A character of any script counts as one. Raises `ApiError`."""
-    text = json.dumps(schema, ensure_ascii=False)
+    return checked_text(json.dumps(schema, ensure_ascii=False), param)
+
+
+def checked_text(text: str, param: str) -> str:
+    """Return the text of a grammar. Raises `ApiError` if it has half of a character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

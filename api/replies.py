@@ -63,14 +63,14 @@ def usage_json(prompts: Sequence[Sequence[Finished]], *, predicted: bool = False
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    thought = sum(a.reasoning_tokens for answers in prompts for a in answers)
+    details = {"reasoning_tokens": thought} if thought else {}
     if predicted:
         drafts = [a.usage.drafts.of(DraftSource.PREDICTION) for each in prompts for a in each]
         accepted = sum(count.accepted for count in drafts)
-        found["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(count.proposed for count in drafts) - accepted,
-        }
-    return found
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = sum(each.proposed for each in drafts) - accepted
+    return found | ({"completion_tokens_details": details} if details else {})
 
 
 def ending(finished: Finished | None, reason: str | None = None) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.api.errors import refused, shorten
-from baton.api.json_schemas import JsonSchemas, schema_text
+from baton.api.json_schemas import JsonSchemas, checked_text
 from baton.core.errors import ApiError
 from baton.core.grammar import Grammar, GrammarKind
+from baton.text.grammar_rules import ANY_TEXT, json_rule, literal_rule
 
-_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""llguidance's option: white space without end would be in the grammar."""
-_TEXT = "TEXT: /(.|\\n)*/"
+_TEXT = f"TEXT: {ANY_TEXT}"
 _MAX_TAGS = 1000
 
 
@@ -70,7 +69,7 @@ class StructuralTags:
             return self._triggered(tags, form, least, once=bool(form.get("stop_after_first")))
         if kind == "tag":
             tag = self._tag(form)
-            begin, end = _literal(tag.begin), _literal(tag.end)
+            begin, end = literal_rule(tag.begin), literal_rule(tag.end)
             return _lark([f"start: {begin} held {end}", f"held: {tag.content}"])
         return _lark(["start: held", f"held: {self._content(form)}"])
 
@@ -86,7 +85,7 @@ class StructuralTags:
             case "json_schema":
                 return self._json(form.get("json_schema"))
             case "const_string":
-                return _literal(self._text(form, "value"))
+                return literal_rule(self._text(form, "value"))
         kinds = "triggered_tags, tag, json_schema or const_string"
         raise self._refused(f"format.type is {shorten(repr(form.get('type')))}; expected {kinds}")
 
@@ -96,7 +95,7 @@ class StructuralTags:
         if not isinstance(schema, Mapping):
             raise self._refused("expected a schema, which is an object")
         made = self._schemas.rewritten(schema, self._param, of="the schema of a tag")
-        return f"%json {schema_text(made.whole() | _COMPACT, self._param)}"
+        return checked_text(json_rule(made.whole()), self._param)
 
     def _triggered(
         self, tags: Sequence[_Tag], given: Mapping[str, Any], least: str, *, once: bool
@@ -121,10 +120,11 @@ class StructuralTags:
             own = [number for number, found in enumerate(places) if found == place]
             rest = len(triggers[place])
             forms = [
-                f"{_literal(tags[n].begin[rest:])} held_{n} {_literal(tags[n].end)}" for n in own
+                f"{literal_rule(tags[n].begin[rest:])} held_{n} {literal_rule(tags[n].end)}"
+                for n in own
             ]
             lines.append(f"part_{place}: trigger_{place} ({' | '.join(forms)})")
-            lines.append(f"trigger_{place}[lazy]: TEXT {_literal(triggers[place])}")
+            lines.append(f"trigger_{place}[lazy]: TEXT {literal_rule(triggers[place])}")
         lines += [f"held_{number}: {tag.content}" for number, tag in enumerate(tags)]
         return _lark(lines)
 
@@ -153,11 +153,6 @@ class StructuralTags:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def _literal(text: str) -> str:
-    """Return a text in a rule; nothing for the empty one."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _lark(lines: Sequence[str]) -> Grammar:

@@ -28,7 +28,9 @@ from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.model_folder import ANY_NAME
 from baton.text.parser_names import reasoning_format_of, tool_format_of
+from baton.text.reasoned_grammar import behind_reasoning
 from baton.text.reasoning import ReasoningState
+from baton.text.reasoning_meter import ReasoningMeter
 from baton.text.stop_regex import compile_stops
 from baton.text.token_offsets import make_token_offsets, offsets_in
 from baton.text.token_table import TokenTable
@@ -203,8 +205,8 @@ class TextService:
         self,
         make: Callable[[JsonSchemas], tuple[Grammar | None, str]],
         scope: MutableMapping[str, Any],
-    ) -> Grammar | None:
-        """Return the grammar that `make` returns with the name of its field, once it can be used.
+    ) -> tuple[Grammar | None, str]:
+        """Return what `make` returns, a grammar and the name of its field, once it can be used.
 
         A large schema takes tens of milliseconds, on a thread. What is not enforced of it will be
         named in the reply of the ASGI scope. Raises `ApiError` as `check_grammar` does.
@@ -214,7 +216,30 @@ class TextService:
         grammar, field = await loop.run_in_executor(self._threads, make, schemas)
         keep_ignored(scope, schemas.ignored)
         await self.check_grammar(grammar, field)
-        return grammar
+        return grammar, field
+
+    async def reasoned_grammar(
+        self, grammar: Grammar | None, param: str, thinking: ReasoningState
+    ) -> Grammar | None:
+        """Return the grammar of an answer that may think before it follows `grammar`.
+
+        thinking: the state of reasoning where the answer begins. Raises `ApiError` as
+        `check_grammar` does.
+        """
+        if grammar is None or self.reasoning is None:
+            return grammar
+        form = self.reasoning
+        special = self.tokenizer.special_marks((form.begin, form.end))
+        whole = behind_reasoning(grammar, form, thinking, special)
+        await self.check_grammar(whole, param)
+        return whole
+
+    def reasoning_meters(self, thinking: ReasoningState, count: int) -> list[ReasoningMeter]:
+        """Return a counter of reasoning's tokens for each answer; none where there is none."""
+        form = self.reasoning
+        if form is None or thinking is ReasoningState.CLOSED:
+            return []
+        return [ReasoningMeter(self.tokenizer, form, thinking) for _ in range(count)]
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
         """Check that a grammar can be used.

@@ -13,7 +13,7 @@ from baton.api.backend import (
 )
 from baton.api.requests import new_request_id
 from baton.core.finish import Finished
-from baton.text.detokenizer import make_detokenizer
+from baton.text.reasoning_meter import ReasoningMeter
 from baton.text.tokenizer import Tokenizer
 
 
@@ -37,16 +37,16 @@ class BudgetedBackend(WrappedBackend):
     async def _limited(
         self, request: GenerateRequest, budget: ThinkingBudget
     ) -> AsyncGenerator[TokenEvent | Finished, None]:
-        meter = _Meter(self._tokenizer, budget)
+        meter = ReasoningMeter(self._tokenizer, budget.form, budget.thinking)
         given: list[int] = []
         async with aclosing(self._backend.generate(request)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     yield event
                     return
-                kept = meter.push(event.token_ids)
+                kept = _within(budget, meter, event.token_ids)
                 given += event.token_ids[:kept]
-                if meter.spent and _room(request, given, budget) > 0:
+                if _spent(budget, meter) and _room(request, given, budget) > 0:
                     yield event._replace(
                         token_ids=event.token_ids[:kept], logprobs=event.logprobs[:kept]
                     )
@@ -73,6 +73,7 @@ class BudgetedBackend(WrappedBackend):
                 sampling,
                 max_tokens=_room(request, given, budget),
                 min_tokens=max(0, sampling.min_tokens - len(before)),
+                grammar=budget.grammar,
             ),
             thinking=None,
         )
@@ -96,45 +97,15 @@ def _room(request: GenerateRequest, given: Sequence[int], budget: ThinkingBudget
     return request.sampling.max_tokens - len(given) - len(budget.closing_ids)
 
 
-class _Meter:
-    """The tokens of an answer until its reasoning ends."""
+def _spent(budget: ThinkingBudget, meter: ReasoningMeter) -> bool:
+    """Return True if the reasoning has used the budget and has not ended."""
+    return meter.open and meter.tokens >= budget.tokens
 
-    def __init__(self, tokenizer: Tokenizer, budget: ThinkingBudget) -> None:
-        self._budget = budget
-        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False)
-        self._text = ""  # no more than may hold a part of the next mark
-        self._open = budget.begun
-        self._over = False
-        self._tokens = 0
 
-    @property
-    def spent(self) -> bool:
-        """True if the reasoning has used the budget and has not ended."""
-        return self._open and self._tokens >= self._budget.tokens
-
-    def push(self, ids: Sequence[int]) -> int:
-        """Take tokens until the budget is spent; return their number."""
-        for number, token in enumerate(ids):
-            if self.spent:
-                return number
-            self._tokens += 1
-            if not self._over:
-                self._read(self._detokenizer.push([token]))
-        return len(ids)
-
-    def _read(self, text: str) -> None:
-        self._text += text
-        if not self._open:
-            begin, bare = self._budget.begin, self._text.lstrip()
-            if len(bare) < len(begin) and begin.startswith(bare):
-                return
-            self._open = bare.startswith(begin)
-            if not self._open:  # the answer has no reasoning
-                self._over, self._text = True, ""
-                return
-            self._text = bare[len(begin) :]
-        end = self._budget.end
-        if end in self._text:
-            self._open, self._over, self._text = False, True, ""
-        else:
-            self._text = self._text[-len(end) :]
+def _within(budget: ThinkingBudget, meter: ReasoningMeter, ids: Sequence[int]) -> int:
+    """Give the meter tokens until the budget is spent; return their number."""
+    for number, token in enumerate(ids):
+        if _spent(budget, meter):
+            return number
+        meter.push(token)
+    return len(ids)

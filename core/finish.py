@@ -58,3 +58,5 @@ class Finished:
     error: ApiError | None = None  # with ERROR and ABORT
     # JSON values: why the router placed the request as it did. None: nobody asked.
     explanation: Mapping[str, object] | None = field(default=None, repr=False)
+    # Of the completion, up to the end of its reasoning. Counted where its text is read.
+    reasoning_tokens: int = 0

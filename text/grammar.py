@@ -14,6 +14,7 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.text.errors import GrammarError
 from baton.text.forced_bytes import ForcedBytes
 from baton.text.grammar_limits import check_limits
+from baton.text.special_masks import SpecialMasks, named_tokens
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 
@@ -34,12 +35,17 @@ class CompiledGrammar:
     """A grammar at the beginning of an answer. Immutable."""
 
     def __init__(
-        self, matcher: "LLMatcher", words: int, forced_bytes: ForcedBytes | None = None
+        self,
+        matcher: "LLMatcher",
+        words: int,
+        forced_bytes: ForcedBytes | None = None,
+        special: SpecialMasks | None = None,
     ) -> None:
-        """forced_bytes: what corrects masks; None where the vocabulary needs no correction."""
+        """forced_bytes, special: what corrects masks; None where they need no correction."""
         self._matcher = matcher
         self._words = words
         self._forced_bytes = forced_bytes
+        self._special = special
 
     def start(self, given: Sequence[int] = ()) -> "GrammarState":
         """Return the state of an answer that begins with the tokens `given`.
@@ -47,7 +53,9 @@ class CompiledGrammar:
         It is a copy, made quickly enough for the engine's thread. Raises GrammarError if the tokens
         do not fit the grammar, or the model has no token that could come next.
         """
-        state = GrammarState(self._matcher.deep_copy(), self._words, self._forced_bytes)
+        state = GrammarState(
+            self._matcher.deep_copy(), self._words, self._forced_bytes, self._special
+        )
         for token in given:
             state.push(token)
         if not state.ended:
@@ -70,6 +78,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._table: LLTokenizer | None = None
         self._forced_bytes: ForcedBytes | None = None
+        self._doubtful: list[int] = []  # tokens that masks may have where a special one may come
         self._compiling = threading.Lock()
         self._keeping = threading.Lock()  # held for a moment only
         self._kept: OrderedDict[Grammar, CompiledGrammar | GrammarError] = OrderedDict()
@@ -115,9 +124,17 @@ class GrammarCompiler:
         if matcher.is_error():
             why, _, _ = matcher.get_error().partition("\n<backtrace>")
             raise GrammarError(f"the {grammar.kind} cannot be used: {why.strip()}")
-        compiled = CompiledGrammar(matcher, self.words, self._forced_bytes)
+        special = self._special_masks(grammar)
+        compiled = CompiledGrammar(matcher, self.words, self._forced_bytes, special)
         self._check_start(compiled, grammar)
         return compiled
+
+    def _special_masks(self, grammar: Grammar) -> SpecialMasks | None:
+        """Return what corrects the masks of a grammar that names special tokens."""
+        if grammar.kind not in (GrammarKind.LARK, GrammarKind.EBNF):
+            return None
+        named = named_tokens(grammar.text, self._vocab_size)
+        return SpecialMasks([*named, *self._end_ids], self._doubtful) if named else None
 
     def _check_start(self, compiled: CompiledGrammar, grammar: Grammar) -> None:
         """Raise GrammarError for a grammar that no answer fits, or the empty one alone."""
@@ -151,6 +168,8 @@ class GrammarCompiler:
             tokens = _Tokens(self._tokenizer, self._vocab_size, self._end_ids)
             spelling = ForcedBytes(tokens.tokens)
             self._forced_bytes = None if spelling.complete else spelling
+            # llguidance spells a special token with a byte that is in no text before its id.
+            self._doubtful = [i for i, raw in enumerate(tokens.tokens) if raw[:1] in (b"", b"\xff")]
             self._table = LLTokenizer(
                 TokenizerWrapper(tokens),
                 n_vocab=self._vocab_size,
@@ -163,17 +182,24 @@ class GrammarState:
     """The position of one answer in its grammar. Rebuilt from the answer's tokens where needed."""
 
     def __init__(
-        self, matcher: "LLMatcher", words: int, forced_bytes: ForcedBytes | None = None
+        self,
+        matcher: "LLMatcher",
+        words: int,
+        forced_bytes: ForcedBytes | None = None,
+        special: SpecialMasks | None = None,
     ) -> None:
-        """forced_bytes: what corrects masks; None where the vocabulary needs no correction."""
+        """forced_bytes, special: what corrects masks; None where they need no correction."""
         self._matcher = matcher
         self._words = words
         self._forced_bytes = forced_bytes
+        self._special = special
         self._allowed: array[int] | None = None  # until the next token
 
     def fork(self) -> "GrammarState":
         """Return another answer at this position."""
-        forked = GrammarState(self._matcher.deep_copy(), self._words, self._forced_bytes)
+        forked = GrammarState(
+            self._matcher.deep_copy(), self._words, self._forced_bytes, self._special
+        )
         forked._allowed = self._allowed
         return forked
 
@@ -207,6 +233,8 @@ class GrammarState:
             raw = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
             if self._matcher.is_error():  # the mask then lets the answer end as if it were whole
                 raise _stuck(self._matcher.get_error().splitlines()[0])
+            if self._special is not None:
+                raw = self._special.corrected(self._matcher, raw)
             mask = array("q", raw)
             if self._forced_bytes is not None:
                 mask = self._forced_bytes.corrected(self._matcher, mask)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from baton.text.reasoning import ReasoningFormat, find_reasoning_format
 from baton.text.tool_calls import (
     DEEPSEEK,
+    DEEPSEEK_FENCED,
     GRANITE,
     HERMES,
     KIMI,
@@ -28,7 +29,8 @@ _TOOL_NAMES: Mapping[ToolFormat, tuple[str, ...]] = {
     TAGS: ("qwen3_coder", "qwen3_xml"),
     GRANITE: ("granite",),
     NEMOTRON: ("nemotron_json",),
-    DEEPSEEK: ("deepseek_v3", "deepseek_v31", "deepseekv3", "deepseekv31"),
+    DEEPSEEK_FENCED: ("deepseek_v3", "deepseekv3"),
+    DEEPSEEK: ("deepseek_v31", "deepseekv31"),
     KIMI: ("kimi_k2",),
     LFM2: ("lfm2",),
     LLAMA3: ("llama3", "llama3_json"),

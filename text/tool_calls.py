@@ -6,7 +6,7 @@ Sources: the chat templates of Qwen3, Qwen3-Coder and Qwen3.5, Nemotron Nano 2 a
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import isfinite
 from typing import Any, NoReturn
@@ -30,14 +30,6 @@ class CallMore:
     whole: bool = False  # the arguments are all there
 
 
-class JsonInside(Enum):
-    """The JSON that a grammar may write between a format's marks."""
-
-    CALL = auto()  # one call, on a line of its own
-    CALLS = auto()  # a list of calls
-    NONE = auto()  # what stands there is more than JSON
-
-
 class CallStyle(Enum):
     """The ways of writing calls between marks."""
 
@@ -55,8 +47,9 @@ class ToolFormat:
     begin: str
     end: str
     styles: tuple[CallStyle, ...]  # that are read; the first is what the template teaches
-    inside: JsonInside
+    together: bool = False  # the marks stand round all calls, not round each
     inner: tuple[str, ...] = ()  # marks between those two
+    fenced: bool = False  # arguments stand in a fence, as code in Markdown does
     bare: bool = False  # a call may begin without its mark
     taught_by: tuple[str, ...] = ()  # texts that a template has all of; (): the first mark
 
@@ -72,37 +65,45 @@ class ToolFormat:
 
 FUNCTION = "<function="
 """The beginning of a call in tags."""
-HERMES = ToolFormat(
-    "<tool_call>", "</tool_call>", (CallStyle.JSON, CallStyle.TAGS), JsonInside.CALL
-)
+HERMES = ToolFormat("<tool_call>", "</tool_call>", (CallStyle.JSON, CallStyle.TAGS))
 TAGS = ToolFormat(
-    "<tool_call>", "</tool_call>", (CallStyle.TAGS, CallStyle.JSON), JsonInside.CALL,
+    "<tool_call>", "</tool_call>", (CallStyle.TAGS, CallStyle.JSON),
     bare=True, taught_by=("<tool_call>", FUNCTION),
 )  # fmt: skip
-NEMOTRON = ToolFormat("<TOOLCALL>", "</TOOLCALL>", (CallStyle.JSON,), JsonInside.CALLS)
-GRANITE = ToolFormat("<|tool_call|>", "", (CallStyle.JSON,), JsonInside.CALLS)
+NEMOTRON = ToolFormat("<TOOLCALL>", "</TOOLCALL>", (CallStyle.JSON,), together=True)
+GRANITE = ToolFormat("<|tool_call|>", "", (CallStyle.JSON,), together=True)
 DEEPSEEK = ToolFormat(
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", (CallStyle.DEEPSEEK,), JsonInside.NONE,
-    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", (CallStyle.DEEPSEEK,), together=True,
+    inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
 )  # fmt: skip
+DEEPSEEK_FENCED = replace(DEEPSEEK, fenced=True, taught_by=(DEEPSEEK.begin, "```json"))
 KIMI = ToolFormat(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (CallStyle.KIMI,),
-    JsonInside.NONE,
-    ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    together=True,
+    inner=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
 )  # fmt: skip
 LFM2 = ToolFormat(
-    "<|tool_call_start|>", "<|tool_call_end|>", (CallStyle.PYTHON, CallStyle.JSON), JsonInside.NONE
+    "<|tool_call_start|>", "<|tool_call_end|>", (CallStyle.PYTHON, CallStyle.JSON), together=True
 )
 # Liquid's own template of LFM2 shows tools, but no calls.
-_LFM2_LIST = ToolFormat(
-    LFM2.begin, LFM2.end, LFM2.styles, LFM2.inside, taught_by=("<|tool_list_start|>",)
-)
+_LFM2_LIST = replace(LFM2, taught_by=("<|tool_list_start|>",))
 LLAMA3 = ToolFormat(
-    "<|python_tag|>", "", (CallStyle.JSON,), JsonInside.NONE,
+    "<|python_tag|>", "", (CallStyle.JSON,),
     bare=True, taught_by=("<|start_header_id|>", '"parameters": '),
 )  # fmt: skip
 # The more particular ones first.
-_FORMATS = (DEEPSEEK, KIMI, NEMOTRON, GRANITE, LFM2, _LFM2_LIST, TAGS, HERMES, LLAMA3)
+_FORMATS = (
+    DEEPSEEK_FENCED,
+    DEEPSEEK,
+    KIMI,
+    NEMOTRON,
+    GRANITE,
+    LFM2,
+    _LFM2_LIST,
+    TAGS,
+    HERMES,
+    LLAMA3,
+)
 
 
 _BESIDE_NAME = {"name", "id", "type"}

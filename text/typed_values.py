@@ -20,16 +20,7 @@ def typed_value(text: str, key: str, parameters: Mapping[str, Any]) -> Value:
     parameters: the schema of all of the tool's arguments. A text that no type of the parameter's
     allows is JSON where it can be, and else stays text.
     """
-    properties = parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    types: set[str] = set()
-    literals: list[Value] = []
-    for each in _united(schema, parameters):
-        if "const" in each or isinstance(each.get("enum"), list):
-            literals += each["enum"] if isinstance(each.get("enum"), list) else [each["const"]]
-            continue
-        named = each.get("type")
-        types.update(name for name in (named if isinstance(named, list) else [named]) if name)
+    types, literals = allowed_values(key, parameters)
     if text in literals:
         return text
     bare = text.strip()
@@ -45,6 +36,24 @@ def typed_value(text: str, key: str, parameters: Mapping[str, Any]) -> Value:
             except ValueError:
                 pass
     return text if literals and all(isinstance(each, str) for each in literals) else _free(text)
+
+
+def allowed_values(key: str, parameters: Mapping[str, Any]) -> tuple[set[str], list[Value]]:
+    """Return the types of a parameter, and the values that it may be where they are listed.
+
+    parameters: the schema of all of the tool's arguments
+    """
+    properties = parameters.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    types: set[str] = set()
+    literals: list[Value] = []
+    for each in _united(schema, parameters):
+        if "const" in each or isinstance(each.get("enum"), list):
+            literals += each["enum"] if isinstance(each.get("enum"), list) else [each["const"]]
+            continue
+        named = each.get("type")
+        types.update(name for name in (named if isinstance(named, list) else [named]) if name)
+    return types, literals
 
 
 def _united(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -210,6 +210,8 @@ def _chat_tool(tool: MessagesTool) -> dict[str, Any]:
         function["description"] = tool.description
     if tool.input_schema is not None:
         function["parameters"] = tool.input_schema
+    if tool.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -355,10 +355,11 @@ FIELDS: tuple[RequestField, ...] = (
     RequestField("thread", _CONVERSATION, FieldClass.NEUTRAL, _NO_STATE.format("threads")),
     *_works((FieldPlace.MESSAGES_TOOL,), "name description input_schema", "the chat template"),
     *_works((FieldPlace.MESSAGES_TOOL,), "type", "custom; other types are Anthropic's services"),
+    *_works((FieldPlace.MESSAGES_TOOL,), "strict", "what cannot be enforced is refused"),
     *_label((FieldPlace.MESSAGES_TOOL,), "cache_control", "prefixes are cached by themselves"),
     *_label(
         (FieldPlace.MESSAGES_TOOL,),
-        "strict eager_input_streaming defer_loading input_examples allowed_callers",
+        "eager_input_streaming defer_loading input_examples allowed_callers",
         "changes no answer",
     ),
     *_works((FieldPlace.MESSAGES_CHOICE,), "type name", "a grammar that forces calls"),

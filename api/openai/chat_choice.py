@@ -31,24 +31,25 @@ class ChatChoices:
     def opening(self) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each choice that names the role, before any text."""
         for index in range(len(self.parsers)):
-            yield self._choice(index, {"role": "assistant", "content": ""}, ())
+            yield self._choice(index, {"role": "assistant", "content": ""}, None)
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
         """Yield the chunks of one delta. Tokens without final text make a chunk only for log
         probabilities.
         """
-        index, entries = delta.index, delta.logprobs if self.want_logprobs else ()
+        index = delta.index
+        entries = self._logprobs(delta.logprobs, delta.reasoning) if delta.logprobs else None
         parts: list[AnswerPart] = [*self.parsers[index].push(delta.text)]
         if delta.finished is not None:
             parts += self.parsers[index].finish()
         for part in parts:
             if self._wanted(index, part):
                 yield self._choice(index, self._delta(index, part), entries)
-                entries = ()
+                entries = None
         if entries:
             yield self._choice(index, {"content": ""}, entries)
         if delta.finished is not None:
-            yield self._choice(index, {}, (), delta.finished)
+            yield self._choice(index, {}, None, delta.finished)
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
@@ -67,7 +68,7 @@ class ChatChoices:
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(answer.logprobs) if self.want_logprobs else None,
+            "logprobs": self._logprobs(answer.logprobs, answer.finished.reasoning_tokens),
         } | ending(answer.finished, self._reason(index, answer.finished))
 
     def _wanted(self, index: int, part: AnswerPart) -> bool:
@@ -103,16 +104,21 @@ class ChatChoices:
         self,
         index: int,
         delta: dict[str, Any],
-        entries: Sequence[TokenLogprob],
+        logprobs: dict[str, Any] | None,
         finished: Finished | None = None,
     ) -> dict[str, Any]:
-        logprobs = self._logprobs(entries) if entries and self.want_logprobs else None
         reason = None if finished is None else self._reason(index, finished)
         choice = {"index": index, "delta": delta, "logprobs": logprobs}
         return choice | ending(finished, reason)
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+    def _logprobs(self, entries: Sequence[TokenLogprob], thought: int) -> dict[str, Any] | None:
+        """Return the log probabilities of tokens, of which the first ones are reasoning's; None if
+        nobody asked."""
+        if not self.want_logprobs:
+            return None
+        shown = [self._entry(entry) for entry in entries]
+        found: dict[str, Any] = {"content": shown[thought:], "refusal": None}
+        return found | ({"reasoning_content": shown[:thought]} if thought else {})
 
     def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
         top = zip(entry.top_ids, entry.top_logprobs, strict=True)

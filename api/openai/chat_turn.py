@@ -25,11 +25,12 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.text.forced_calls import ForcedCallParser
-from baton.text.reasoning import ReasoningFormat, ReasoningState
+from baton.text.reasoned_calls import ReasonedCallParser
+from baton.text.reasoning import ReasoningState
 from baton.text.reply_parser import ReplyParser, TextPart
 from baton.text.tool_calls import CallMore, ToolCall, parameters_of
 
-AnswerParser = ReplyParser | ForcedCallParser
+AnswerParser = ReplyParser | ForcedCallParser | ReasonedCallParser
 AnswerPart = TextPart | ToolCall | CallMore
 
 
@@ -37,7 +38,7 @@ class TurnParts(NamedTuple):
     """The parts that one delta adds to an answer."""
 
     parts: list[AnswerPart]
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[TokenLogprob, ...]  # those of reasoning are not among them
     finished: Finished | None  # set on the last
 
 
@@ -66,7 +67,7 @@ class ChatTurn:
                     calls += isinstance(part, ToolCall)
                     if self.parallel_calls or calls <= 1 or isinstance(part, TextPart):
                         kept.append(part)
-                yield TurnParts(kept, delta.logprobs, delta.finished)
+                yield TurnParts(kept, delta.logprobs[delta.reasoning :], delta.finished)
 
 
 @dataclass(frozen=True)
@@ -88,35 +89,30 @@ class ChatTurns:
         rule = body.tool_rule()
         model = served_model(body.model, await self.backend.models())
         async with within(deadline):
-            grammar = None
+            grammar, field = None, ""
             if body.constrained or (rule is not None and rule.forced):
-                grammar = await self.text.usable_grammar(
+                grammar, field = await self.text.usable_grammar(
                     lambda schemas: self._grammar(body, rule, schemas), request.scope
                 )
             prompt = await body.encode(self.text, rule, model)
+            whole = await self.text.reasoned_grammar(grammar, field, prompt.thinking)
             predicted = tuple(await body.predicted(self.text, model))
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
         room = body.room(ids, model)
         if body.answer_tokens is not None and room < body.answer_tokens:
             keep_ignored(request.scope, [body.answer_tokens_field])
-        sampling = _sampling(body, room, model, grammar)
+        sampling = _sampling(body, room, model, whole)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         if predicted:
             requests = [replace(each, prediction_ids=predicted) for each in requests]
-        form = self.text.reasoning
-        if thinking_tokens is not None and form is None:
-            keep_ignored(request.scope, ["thinking.budget_tokens"])
-        elif (
-            thinking_tokens is not None
-            and form is not None
-            and grammar is None
-            and prompt.thinking is not ReasoningState.CLOSED
-        ):
-            budget = self._budget(thinking_tokens, prompt.thinking, form)
+        if thinking_tokens is not None:
+            if self.text.reasoning is None:
+                keep_ignored(request.scope, ["thinking.budget_tokens"])
+            budget = self._budget(thinking_tokens, prompt.thinking, grammar)
             requests = [replace(each, thinking=budget) for each in requests]
         admit(request, requests)
-        parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
+        parsers = [self._parser(body, rule, prompt) for _ in requests]
         marks = self.text.tokenizer.special_marks(parsers[0].marks)
         deltas = stream_answers(
             self.backend,
@@ -124,18 +120,24 @@ class ChatTurns:
             requests,
             skip_special_tokens=body.skip_special_tokens,
             mark_ids=frozenset(marks.values()),
+            meters=self.text.reasoning_meters(prompt.thinking, len(requests)),
         )
         return ChatTurn(
             model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
         )
 
     def _budget(
-        self, tokens: int, thinking: ReasoningState, form: ReasoningFormat
-    ) -> ThinkingBudget:
+        self, tokens: int, thinking: ReasoningState, grammar: Grammar | None
+    ) -> ThinkingBudget | None:
+        """Return the bound on an answer's reasoning; None where it can have none.
+
+        grammar: of the answer behind its reasoning
+        """
+        form = self.text.reasoning
+        if form is None or thinking is ReasoningState.CLOSED:
+            return None
         closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
-        return ThinkingBudget(
-            tokens, thinking is ReasoningState.OPEN, form.begin, form.end, tuple(closing)
-        )
+        return ThinkingBudget(tokens, form, thinking, tuple(closing), grammar)
 
     def _grammar(
         self, body: ChatBody, rule: ToolRule | None, schemas: JsonSchemas
@@ -150,24 +152,25 @@ class ChatTurns:
             return rule.calls_grammar(schemas), "tools"
         if wanted is None or self.text.tools is None:
             return wanted, field  # `encode` refuses the latter
-        return rule.grammar_beside(wanted, self.text.tools, schemas), field
+        special = self.text.tokenizer.special_marks(self.text.tools.marks)
+        return rule.grammar_beside(wanted, self.text.tools, special, schemas), field
 
-    def _parser(
-        self, body: ChatBody, rule: ToolRule | None, prompt: ChatPrompt, grammar: Grammar | None
-    ) -> AnswerParser:
-        """Return a reply parser. Answers that follow a grammar have no reasoning."""
-        if rule is not None and rule.forced:
-            return ForcedCallParser()
-        free = grammar is None
+    def _parser(self, body: ChatBody, rule: ToolRule | None, prompt: ChatPrompt) -> AnswerParser:
+        forced = rule is not None and rule.forced
+        separate = body.separate_reasoning or forced
         parser = ReplyParser(
-            self.text.reasoning if free and body.separate_reasoning else None,
-            self.text.tools if rule is not None else None,
+            self.text.reasoning if separate else None,
+            self.text.tools if rule is not None and not forced else None,
             thinking=prompt.thinking,
             parameters=parameters_of(rule.offered if rule is not None else []),
         )
         if body.skip_special_tokens:
             parser.hide(self.text.tokenizer.special_marks(parser.marks))
-        return parser
+        if not forced:
+            return parser
+        if self.text.reasoning is None or prompt.thinking is ReasoningState.CLOSED:
+            return ForcedCallParser()
+        return ReasonedCallParser(parser, separate=body.separate_reasoning)
 
 
 def _sampling(

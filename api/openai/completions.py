@@ -44,7 +44,7 @@ class CompletionsEndpoint:
         async with within(deadline):
             grammar = None
             if body.constrained:
-                grammar = await self.text.usable_grammar(body.wanted_grammar, request.scope)
+                grammar, _ = await self.text.usable_grammar(body.wanted_grammar, request.scope)
             for number, prompt in enumerate(body.prompt):
                 if body.prepared is None:
                     ids = await body.prompt_ids(prompt, self.text, model)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.api.errors import refused, shorten
-from baton.api.json_schemas import JsonSchemas, schema_text
+from baton.api.json_schemas import JsonSchemas, checked_text, schema_text
 from baton.core.grammar import Grammar, GrammarKind
-from baton.text.tool_calls import JsonInside, ToolFormat
-
-_COMPACT = {"x-guidance": {"whitespace_flexible": False}}
-"""llguidance's option: white space without end would be in the grammar."""
+from baton.text.call_grammar import CallableTool, CallableTools, call_rules
+from baton.text.grammar_rules import json_rule
+from baton.text.tool_calls import ToolFormat
 
 ToolJson = dict[str, Any]
 """A tool in the form of chat completions: {"type": "function", "function": {...}}."""
@@ -29,32 +28,43 @@ class ToolRule:
     def calls_grammar(self, schemas: JsonSchemas) -> Grammar:
         """Return the grammar of an answer that is a JSON list of calls and nothing else. Raises
         `ApiError`."""
-        schema = _calls_schema(self, schemas)
+        schema = self._tools(schemas).calls(parallel=self.parallel)
         return Grammar(GrammarKind.JSON_SCHEMA, schema_text(schema, "tools"))
 
-    def grammar_beside(self, answer: Grammar, tools: ToolFormat, schemas: JsonSchemas) -> Grammar:
+    def grammar_beside(
+        self,
+        answer: Grammar,
+        form: ToolFormat,
+        special: Mapping[str, int],
+        schemas: JsonSchemas,
+    ) -> Grammar:
         """Return the grammar of an answer that is calls in the model's form, or follows `answer`,
-        a JSON schema. Raises `ApiError` if the form is no JSON between marks."""
-        if tools.inside is JsonInside.NONE:
-            raise refused(
+        a JSON schema. Raises `ApiError`.
+
+        special: the ids of the form's marks that are special tokens
+        """
+        calls = call_rules(form, self._tools(schemas), special, parallel=self.parallel)
+        lines = ["start: calls | answer", *calls, f"answer: {json_rule(json.loads(answer.text))}"]
+        return Grammar(GrammarKind.LARK, checked_text("\n".join(lines), "tools"))
+
+    def _tools(self, schemas: JsonSchemas) -> CallableTools:
+        """Return the callable tools. Raises `ApiError`."""
+        tools: list[CallableTool] = []
+        parts: dict[str, Any] = {}
+        for number, tool in enumerate(self.callable):
+            function = tool["function"]
+            parameters = _parameters(function)
+            found = schemas.rewritten(
+                parameters,
                 "tools",
-                "this model's form of tool calls cannot be joined with a response_format; set "
-                "tool_choice to required or none",
+                strict=function.get("strict") is True,
+                name=f"tool{number}_",
+                place="tools.schema",
+                of=f"the schema of {shorten(function['name'])}",
             )
-        whole = tools.inside is JsonInside.CALLS
-        schema = (_calls_schema if whole else _call_schema)(self, schemas)
-        space = "" if whole else "\n"
-        begin, end = json.dumps(tools.begin + space), json.dumps(space + tools.end)
-        call = f"{begin} called" + (f" {end}" if len(end) > 2 else "")
-        more = f' ("\\n" {call})*' if self.parallel and not whole else ""
-        form = json.loads(answer.text)
-        lines = [
-            "start: calls | answer",
-            f"calls: {call}{more}",
-            f"called: %json {schema_text(schema | _COMPACT, 'tools')}",
-            f"answer: %json {schema_text(form | _COMPACT, 'response_format')}",
-        ]
-        return Grammar(GrammarKind.LARK, "\n".join(lines))
+            parts |= found.parts
+            tools.append(CallableTool(function["name"], parameters, found.root))
+        return CallableTools(tools, parts)
 
 
 def tool_rule(
@@ -104,41 +114,6 @@ def _named(tools: Sequence[ToolJson], wanted: Sequence[Any]) -> list[ToolJson]:
                 f"{shorten(', '.join(by_name)) or 'none are given'}",
             )
     return [by_name[name] for name in names]
-
-
-def _calls_schema(rule: ToolRule, schemas: JsonSchemas) -> dict[str, Any]:
-    one = _call_schema(rule, schemas)
-    shared = {"$defs": one.pop("$defs")}
-    most = {} if rule.parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, "items": one} | most | shared
-
-
-def _call_schema(rule: ToolRule, schemas: JsonSchemas) -> dict[str, Any]:
-    """Return the schema of one call of any callable tool. The parts that each tool's parameters
-    refer to stand in `$defs`."""
-    calls: list[dict[str, Any]] = []
-    defs: dict[str, Any] = {}
-    for number, tool in enumerate(rule.callable):
-        function = tool["function"]
-        found = schemas.rewritten(
-            _parameters(function),
-            "tools",
-            strict=function.get("strict") is True,
-            name=f"tool{number}_",
-            place="tools.schema",
-            of=f"the schema of {shorten(function['name'])}",
-        )
-        defs |= found.parts
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": found.root},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    one = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return one | {"$defs": defs}
 
 
 def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:

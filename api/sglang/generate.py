@@ -72,7 +72,9 @@ class GenerateEndpoint:
         ids = await asked.prompt_ids(self.text, model)
         grammar = None
         if asked.sampling.constrained:
-            grammar = await self.text.usable_grammar(asked.sampling.wanted_grammar, request.scope)
+            grammar, _ = await self.text.usable_grammar(
+                asked.sampling.wanted_grammar, request.scope
+            )
         labels = RequestLabels(
             asked.label,
             body.priority or 0,

@@ -107,16 +107,17 @@ async def test_thoughts_that_are_switched_off(backend: FakeBackend, serve: Serve
 async def test_structured_answers_are_not_taken_for_thoughts(
     backend: FakeBackend, serve: Serve
 ) -> None:
-    backend.says = '{"a":1}'
+    backend.says = 'So.</think>{"a":1}'
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     async with connected(serve) as client:
         reply = await client.chat.completions.create(
             model="toy", messages=HELLO, response_format=form
         )
-    assert reply.choices[0].message.content == '{"a":1}'
+    message = reply.choices[0].message.model_dump()
+    assert (message["reasoning_content"], message["content"]) == ("So.", '{"a":1}')
     grammar = backend.seen[0].sampling.grammar
     assert grammar is not None
-    assert json.loads(grammar.text) == {"type": "object"}
+    assert "</think>" in grammar.text and '%json {"type": "object"' in grammar.text
 
 
 async def test_earlier_calls_reach_the_template_as_objects(
@@ -143,7 +144,9 @@ async def test_logprobs_come_with_calls_too(backend: FakeBackend, serve: Serve) 
             model="toy", messages=HELLO, tools=TOOLS, logprobs=True, stream=True
         )
         chunks = [chunk async for chunk in stream]
-    entries = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+    parts = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    entries = [e for part in parts for e in part.content]
+    entries += [e for part in parts for e in part.model_dump().get("reasoning_content", ())]
     ids = backend.tokenizer.encode(backend.says, add_special_tokens=False)
     assert len(entries) == len(ids)
 

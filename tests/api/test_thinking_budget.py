@@ -1,5 +1,6 @@
 """Reasoning ends when its budget is spent, and the answer follows."""
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from baton.api.backend import GenerateRequest
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.finish import Finished
+from baton.core.grammar import GrammarKind
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -162,3 +164,21 @@ async def test_a_model_without_marks_of_reasoning_leaves_a_budget_out(
         )
     assert reply.headers["x-baton-ignored"] == "thinking.budget_tokens"
     assert thinker.seen[0].thinking is None
+
+
+async def test_behind_a_spent_budget_a_form_holds_alone(
+    thinker: Thinker, tokenizer: Tokenizer, serve: Serve
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "schema": schema}
+    async with connected(serve) as client:
+        reply = await client.messages.create(
+            model="toy", max_tokens=150, messages=HELLO, thinking=limited(40),
+            extra_body={"output_config": {"format": form}},
+        )  # fmt: skip
+    assert [block.type for block in reply.content] == ["thinking", "text"]
+    first, rest = thinker.seen
+    assert first.sampling.grammar is not None and rest.sampling.grammar is not None
+    assert first.sampling.grammar.kind is GrammarKind.LARK
+    assert rest.sampling.grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(rest.sampling.grammar.text) == schema

@@ -10,17 +10,14 @@ import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
 
-from baton.api.json_schemas import JsonSchemas
-from baton.api.openai.tool_choice import tool_rule
 from baton.api.text_service import TextService
-from baton.core.errors import ApiError
-from baton.core.grammar import Grammar, GrammarKind
+from baton.core.grammar import Grammar
 from baton.text.chat_template import ChatTemplate
 from baton.text.errors import GrammarError
 from baton.text.forced_calls import ForcedCallParser
 from baton.text.grammar import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from baton.text.tool_calls import CallMore, ToolCall, find_tool_format
+from baton.text.tool_calls import CallMore, ToolCall
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 NODE = {
@@ -222,32 +219,6 @@ async def test_beside_a_response_format_an_answer_is_calls_or_follows_the_format
         ('<tool_call>\n{"name":"add","arguments":{"a":"x"}}\n</tool_call>', False),
     ):
         assert accepts(backend.tokenizer, grammar, answer) is good, answer
-
-
-@pytest.mark.parametrize(
-    ("template", "call"),
-    [
-        ("<TOOLCALL>", '<TOOLCALL>[{"name":"add","arguments":{"a":7}}]</TOOLCALL>'),
-        ("<|tool_call|>", '<|tool_call|>[{"name":"add","arguments":{"a":7}}]'),
-    ],
-)
-def test_every_form_with_json_between_its_marks_can_stand_beside_an_answer(
-    tokenizer: Tokenizer, template: str, call: str
-) -> None:
-    form, rule = find_tool_format(template), tool_rule([ADD], "auto", True)
-    assert form is not None and rule is not None
-    answer = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(FORM["json_schema"]["schema"]))
-    grammar = rule.grammar_beside(answer, form, JsonSchemas())
-    assert accepts(tokenizer, grammar, call)
-    assert accepts(tokenizer, grammar, '{"ok":false}')
-    assert not accepts(tokenizer, grammar, call.replace("7", '"x"'))
-
-
-def test_a_form_that_is_no_json_is_refused_beside_an_answer() -> None:
-    form, rule = find_tool_format("<｜tool▁calls▁begin｜>"), tool_rule([ADD], "auto", True)
-    assert form is not None and rule is not None
-    with pytest.raises(ApiError, match="required"):
-        rule.grammar_beside(Grammar(GrammarKind.JSON_SCHEMA, "{}"), form, JsonSchemas())
 
 
 async def test_an_answer_that_was_cut_gives_what_there_is_of_its_calls(

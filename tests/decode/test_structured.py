@@ -1,5 +1,5 @@
-"""Answers that must look like something, their first token drawn by one worker, the rest by
-another."""
+"""Answers that must look like something, some of them behind reasoning, their first token drawn by
+one worker, the rest by another."""
 
 import json
 import random
@@ -12,6 +12,8 @@ from worker.cluster import decode_worker, prefill_worker, running, session
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2
+from baton.text.reasoned_grammar import behind_reasoning
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.tokenizer import Tokenizer
 
 PROMPTS = 200
@@ -40,7 +42,10 @@ async def test_it_always_parses_at_a_high_temperature(
     tokenizer = Tokenizer.from_folder(folder)
     options = {"page_size": 16, "chunk": 64, "max_model_len": 256, "pages": 3000}
     options |= {"tokenizer": tokenizer, "max_running": 32, "tickets": 32}
-    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    plain = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    form = ReasoningFormat("[", "e")
+    reasoned = behind_reasoning(plain, form, ReasoningState.OPEN, {})
+    (end,) = tokenizer.encode(form.end, add_special_tokens=False)
     prefill = prefill_worker(model=Gated(folder), **options)
     decode = decode_worker(model=Gated(folder), **options)
     async with running(prefill, decode), session(decode) as router:
@@ -48,18 +53,25 @@ async def test_it_always_parses_at_a_high_temperature(
             await router.start(
                 tuple(seeded.randrange(3, 250) for _ in range(seeded.randint(1, 30))),
                 SamplingParams(
-                    temperature=1.5, seed=seeded.getrandbits(64), max_tokens=200, grammar=grammar
+                    temperature=1.5,
+                    seed=seeded.getrandbits(64),
+                    max_tokens=200,
+                    grammar=reasoned if number % 2 else plain,
+                    logit_bias=((end, 5.0),) if number % 2 else (),
                 ),
                 [prefill],
             )
-            for _ in range(PROMPTS)
+            for number in range(PROMPTS)
         ]
         seen = set()
-        for _, answer in started:
+        for number, (_, answer) in enumerate(started):
             await answer.end()
             assert answer.finished is not None
             text = tokenizer.decode(answer.token_ids)
             assert answer.finished.reason == common_pb2.STOP, text
+            if number % 2:
+                thought, mark, text = text.partition(form.end)
+                assert mark, thought
             found = json.loads(text)
             assert list(found) == ["name", "tags", "deep"]
             assert set(found["tags"]) <= {"a", "bc"} and -9 <= found["deep"]["n"] <= 99

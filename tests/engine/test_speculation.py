@@ -1,6 +1,7 @@
 """Answers with drafts are those of plain decoding, token for token, in every path."""
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,10 +33,14 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation import drafter
 from baton.engine.speculation.step_costs import StepCosts
+from baton.text.reasoned_grammar import behind_reasoning
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
 NGRAM = SpeculativeAlgorithm.NGRAM
+THINKS = ReasoningFormat("<", "e")
+REGEX_BEGUN = r"(ab|cd){0,6}[ac]?|(ab|cd){2,6}-([0-9]{0,9}|[0-9]{3,9}\|)"  # `|` is its end
 # Probabilities that a draft is right: never, always, at random; and where it is guessed. Steps
 # overlap where that is the device.
 every_right = pytest.mark.parametrize(
@@ -432,14 +437,25 @@ def test_grammars_and_banned_words(
         replace(base, grammar=grammar, seed=seeded.randrange(1 << 60)),
         replace(base, bad_words=("abc", "e", "12"), seed=seeded.randrange(1 << 60)),
         replace(base, grammar=grammar, bad_words=("dab",), seed=3),
+        replace(
+            base,
+            temperature=1.0,
+            grammar=behind_reasoning(grammar, THINKS, ReasoningState.OPEN, {}),
+            logit_bias=tuple((token, 3.0) for token in tokenizer.encode(THINKS.end)),
+            seed=seeded.randrange(1 << 60),
+            max_tokens=60,
+        ),
     ]
     specs = [
-        RequestSpec(f"r{i}", random_prompt(seeded), samplings[i % len(samplings)]) for i in range(6)
+        RequestSpec(f"r{i}", random_prompt(seeded), samplings[i % len(samplings)]) for i in range(8)
     ]
     plain, _ = answers(specs, tokenizer=tokenizer)
     found, engine, _ = speculating(specs, plain, right, side, seeded, tokenizer=tokenizer)
     assert_same(specs, plain, found)
     assert engine.counters.draft_tokens_accepted
+    for spec in specs[3::4]:
+        thought, mark, answer = tokenizer.decode(tokens_of(found, spec.request_id)).partition("e")
+        assert mark and re.fullmatch(REGEX_BEGUN, answer.strip()), (thought, answer)
 
 
 class Faults:

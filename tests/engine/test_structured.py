@@ -17,6 +17,8 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.config import EngineConfig
+from baton.text.reasoned_grammar import behind_reasoning
+from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.tokenizer import Tokenizer
 
 WORD = {"type": "string", "maxLength": 5}
@@ -37,6 +39,10 @@ GRAMMARS = {
     "lark": Grammar(GrammarKind.LARK, 'start: "<" /[a-z]{1,8}/ ">"'),
     "ebnf": Grammar(GrammarKind.EBNF, 'root ::= "yes" | "no" ", " [a-f] [a-f]'),
 }
+THINKS = ReasoningFormat("[", "e")
+"""A token each, which `sampling` makes likely."""
+GRAMMARS["reasoned"] = behind_reasoning(GRAMMARS["json"], THINKS, ReasoningState.OPEN, {})
+GRAMMARS["maybe reasoned"] = behind_reasoning(GRAMMARS["json"], THINKS, ReasoningState.FREE, {})
 PATTERNS = {
     "regex": r"(ab|cd){2,6}-[0-9]{3}",
     "lark": "<[a-z]{1,8}>",
@@ -45,7 +51,11 @@ PATTERNS = {
 
 
 def fits(kind: str, text: str) -> bool:
-    if kind != "json":
+    if kind == "reasoned" or (kind == "maybe reasoned" and text.lstrip().startswith(THINKS.begin)):
+        _, mark, text = text.partition(THINKS.end)
+        if not mark:
+            return False
+    elif kind in PATTERNS:
         return re.fullmatch(PATTERNS[kind], text) is not None
     answer = json.loads(text)
     return (
@@ -72,9 +82,18 @@ def engine(folder: Path, **options: object) -> Engine:
     return Engine.load(EngineConfig(model=folder, **defaults | options))  # type: ignore[arg-type]
 
 
-def sampling(rng: random.Random, kind: str, max_tokens: int = 150) -> SamplingParams:
+def sampling(folder: Path, rng: random.Random, kind: str, max_tokens: int = 150) -> SamplingParams:
+    soon: tuple[tuple[int, float], ...] = ()
+    if "reasoned" in kind:
+        tokenizer = Tokenizer.from_folder(folder)
+        marks = tokenizer.encode(THINKS.begin + THINKS.end, add_special_tokens=False)
+        soon = tuple((token, 5.0) for token in marks)
     return SamplingParams(
-        temperature=1.5, seed=rng.getrandbits(64), max_tokens=max_tokens, grammar=GRAMMARS[kind]
+        temperature=1.5,
+        seed=rng.getrandbits(64),
+        max_tokens=max_tokens,
+        grammar=GRAMMARS[kind],
+        logit_bias=soon,
     )
 
 
@@ -88,7 +107,7 @@ def test_every_answer_fits_beside_others_that_may_say_anything(
 ) -> None:
     of, tokenizer = engine(folder, overlap=overlap), Tokenizer.from_folder(folder)
     kinds = [*GRAMMARS, "free"] * 4
-    params = [plain(30) if kind == "free" else sampling(seeded, kind) for kind in kinds]
+    params = [plain(30) if kind == "free" else sampling(folder, seeded, kind) for kind in kinds]
     outputs = of.generate([prompt(seeded) for _ in kinds], params)
     for kind, output in zip(kinds, outputs, strict=True):
         if kind == "free":
@@ -100,11 +119,12 @@ def test_every_answer_fits_beside_others_that_may_say_anything(
     assert_clean(of)
 
 
+@pytest.mark.parametrize("kind", ["json", "reasoned", "maybe reasoned"])
 def test_a_handed_over_or_preempted_answer_goes_on_where_it_was(
-    folder: Path, seeded: random.Random
+    folder: Path, seeded: random.Random, kind: str
 ) -> None:
     source, target, tokenizer = engine(folder), engine(folder), Tokenizer.from_folder(folder)
-    spec = RequestSpec("a", prompt(seeded), sampling(seeded, "json"), hold=True)
+    spec = RequestSpec("a", prompt(seeded), sampling(folder, seeded, kind), hold=True)
     alone = engine(folder).generate([spec.prompt_ids], spec.sampling)[0]
     source.submit(spec)
     first = tokens_of(run(source), "a")
@@ -113,7 +133,7 @@ def test_a_handed_over_or_preempted_answer_goes_on_where_it_was(
     tokens = [*first, *tokens_of(events, "a")]
     assert tokens == list(alone.token_ids)
     assert finish_of(events, "a").reason is FinishReason.STOP
-    assert fits("json", tokenizer.decode(tokens))
+    assert fits(kind, tokenizer.decode(tokens))
     half = len(tokens) // 2  # as a retry gives it
     given = RequestSpec("b", spec.prompt_ids, spec.sampling, output_ids=tuple(tokens[:half]))
     target.submit(given)
@@ -125,7 +145,7 @@ def test_an_answer_that_is_whole_already_is_not_gone_on_with(
 ) -> None:
     of, tokenizer = engine(folder), Tokenizer.from_folder(folder)
     whole = tuple(tokenizer.encode("no, af", add_special_tokens=False))
-    of.submit(RequestSpec("a", (5, 6), sampling(seeded, "ebnf"), output_ids=whole))
+    of.submit(RequestSpec("a", (5, 6), sampling(folder, seeded, "ebnf"), output_ids=whole))
     (finished,) = run(of)
     assert finished == finish_of([finished], "a")
     assert finished.reason is FinishReason.STOP
@@ -133,7 +153,7 @@ def test_an_answer_that_is_whole_already_is_not_gone_on_with(
 
 def test_too_few_tokens_end_it_by_length(folder: Path, seeded: random.Random) -> None:
     of = engine(folder)
-    (output,) = of.generate([(4, 5)], sampling(seeded, "json", max_tokens=4))
+    (output,) = of.generate([(4, 5)], sampling(folder, seeded, "json", max_tokens=4))
     assert output.finished.reason is FinishReason.LENGTH
     assert len(output.token_ids) == 4
 

@@ -128,7 +128,7 @@ FORMS = {
     "Nemotron 2": Written("<TOOLCALL>[...]</TOOLCALL>", _nemotron),
     "Granite 3": Written("<|tool_call|>", _granite),
     "DeepSeek V3.1": Written("<｜tool▁calls▁begin｜>", _deepseek_v31),
-    "DeepSeek V3": Written("<｜tool▁calls▁begin｜>", _deepseek_v3),
+    "DeepSeek V3": Written("<｜tool▁calls▁begin｜> ```json", _deepseek_v3),
     "Kimi": Written("<|tool_calls_section_begin|>", _kimi),
     "LFM2.5": Written("<|tool_call_start|>[", _lfm2),
     "LFM2": Written("List of tools: <|tool_list_start|>[", _lfm2),

@@ -1,0 +1,214 @@
+"""The grammar of calls in each form: it takes what models write, and its answers are read back."""
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+import toy_tokenizer
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from text.written_calls import FORMS, Written
+from tokenizers import AddedToken
+
+from baton.core.grammar import Grammar, GrammarKind
+from baton.text.call_grammar import CallableTool, CallableTools, call_rules
+from baton.text.errors import GrammarError
+from baton.text.grammar import CompiledGrammar, GrammarCompiler
+from baton.text.json_schema.rewriter import rewrite_schema
+from baton.text.reply_parser import ReplyParser
+from baton.text.special_tokens import SpecialTokens
+from baton.text.tokenizer import Tokenizer
+from baton.text.tool_calls import CallMore, CallStyle, ToolCall, ToolFormat
+
+ADD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "text": {"type": "string"},
+        "kind": {"enum": ["x y", "z"]},
+        "on": {"type": "boolean"},
+        "list": {"type": "array", "items": {"$ref": "#/$defs/small"}, "maxItems": 2},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["text", "a"],
+    "additionalProperties": False,
+    "$defs": {"small": {"type": "integer", "minimum": 0, "maximum": 9}},
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "add": ADD,
+    "stop": {"type": "object", "properties": {}, "additionalProperties": False},
+    "all_optional": {
+        "type": "object",
+        "properties": {"u": {"type": "integer"}, "v": {"const": "w"}},
+        "additionalProperties": False,
+    },
+    "any": {"type": "object"},
+}
+LOOSE = {"Falcon-H1"}  # its list of calls stands where the grammar writes a call
+TAUGHT = {
+    name: form
+    for name, form in FORMS.items()
+    if " with" not in name and " in" not in name and name not in LOOSE
+}
+"""The forms as their templates teach them."""
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("add", {"a": 7, "text": 'a "b"\n<c> \\'}),
+    ("add", {"a": -7, "text": "", "kind": "x y", "on": True, "list": [1, 2], "maybe": "m"}),
+    ("stop", {}),
+    ("all_optional", {"v": "w"}),
+    ("all_optional", {"u": 5, "v": "w"}),
+    ("any", {"k": "v", "n": 5}),
+]
+
+
+def callable_tools() -> CallableTools:
+    tools, parts = [], {}
+    for number, (name, schema) in enumerate(SCHEMAS.items()):
+        found = rewrite_schema(schema, name=f"tool{number}_")
+        parts |= found.parts
+        tools.append(CallableTool(name, schema, found.root))
+    return CallableTools(tools, parts)
+
+
+def make_tokenizer(form: ToolFormat, *, special: bool) -> Tokenizer:
+    made = toy_tokenizer.byte_level()
+    if special:
+        made.add_tokens([AddedToken(mark, special=True) for mark in form.marks])
+    return Tokenizer(made, SpecialTokens())
+
+
+def compiled(
+    form: ToolFormat, tokenizer: Tokenizer, special: Mapping[str, int], *, parallel: bool = True
+) -> CompiledGrammar:
+    lines = call_rules(form, callable_tools(), special, parallel=parallel)
+    text = "\n".join(["start: calls", *lines])
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [END])
+    return compiler.compile(Grammar(GrammarKind.LARK, text))
+
+
+ENDS = set('<"}])\n')
+MOST = 400
+SEPARATORS = (",", ":")
+END = 1
+"""The id of the toy's `<|end|>`."""
+
+
+def fits(grammar: CompiledGrammar, tokenizer: Tokenizer, text: str) -> bool:
+    try:
+        state = grammar.start(tokenizer.encode(text, add_special_tokens=False))
+        if not state.ended:
+            state.push(END)
+    except GrammarError:
+        return False
+    return True
+
+
+def compact(written: Written, name: str, arguments: dict[str, Any]) -> str:
+    """Return a call as its model writes it, with the JSON as compact as grammars have it, and the
+    arguments in the order of grammars."""
+    order = list(SCHEMAS[name].get("properties", {}))
+    needed = SCHEMAS[name].get("required", [])
+    if written.form.styles[0] is CallStyle.PYTHON:
+        order.sort(key=lambda key: key not in needed)
+    ordered = dict(sorted(arguments.items(), key=lambda item: [*order, item[0]].index(item[0])))
+    if written.form.styles[0] is CallStyle.PYTHON:  # strings in either quotes are Python's
+        members = [
+            f"{key}={json.dumps(each, separators=SEPARATORS)}" for key, each in ordered.items()
+        ]
+        return f"{written.form.begin}[{name}({', '.join(members)})]{written.form.end}"
+    text = written.write([(name, ordered)])
+    loose = json.dumps(ordered, ensure_ascii=False)
+    tight = json.dumps(ordered, ensure_ascii=False, separators=SEPARATORS)
+    text = (
+        text.replace(loose, tight)
+        .replace('"name": ', '"name":')
+        .replace(f', "arguments": {tight}', f',"arguments":{tight}')
+    )
+    return text.replace(f', "parameters": {tight}', f',"parameters":{tight}').replace(
+        "[1, 2]", "[1,2]"
+    )
+
+
+def read(written: Written, text: str, *, hidden: Mapping[str, int]) -> list[tuple[str, Any]]:
+    parser = ReplyParser(None, written.form, parameters=SCHEMAS)
+    parser.hide(hidden)
+    calls: list[list[str]] = []
+    for part in [*parser.push(text), *parser.finish()]:
+        if isinstance(part, ToolCall):
+            calls.append([part.name, part.arguments])
+        elif isinstance(part, CallMore):
+            calls[-1][1] += part.arguments
+        else:
+            assert not part.text.strip(), text
+    return [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("name", TAUGHT)
+def test_it_takes_what_the_template_teaches(name: str, special: bool) -> None:
+    written = TAUGHT[name]
+    tokenizer = make_tokenizer(written.form, special=special)
+    ids = tokenizer.special_marks(written.form.marks)
+    assert bool(ids) is special
+    grammar = compiled(written.form, tokenizer, ids)
+    for tool, arguments in CALLS:
+        text = compact(written, tool, arguments)
+        assert fits(grammar, tokenizer, text), text
+        assert not fits(grammar, tokenizer, text.replace(tool, "other", 1)), text
+        assert not fits(grammar, tokenizer, text + "x"), text
+    wrong = compact(written, "add", {"a": 7, "text": "t"})
+    assert not fits(grammar, tokenizer, wrong.replace("7", "[]", 1)), wrong
+    assert not fits(grammar, tokenizer, '{"ok":false}')
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize("name", TAUGHT)
+def test_what_it_lets_through_is_read_as_calls_that_obey_their_schemas(
+    seed: int, name: str, special: bool
+) -> None:
+    """Random walks through the grammar, which prefer to end what they have begun."""
+    written, rng = TAUGHT[name], random.Random(seed)
+    tokenizer = make_tokenizer(written.form, special=special)
+    ids = tokenizer.special_marks(written.form.marks)
+    grammar = compiled(written.form, tokenizer, ids)
+    ends = {i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) in ENDS}
+    whole = 0
+    for _ in range(4):
+        state, made = grammar.start(), []
+        while not state.ended and len(made) < MOST:
+            mask = state.allowed()
+            may = [i for i in range(tokenizer.vocab_size) if mask[i // 64] >> i % 64 & 1]
+            preferred = [i for i in may if i in ends]
+            forced = state.forced()
+            token = rng.choice(preferred if preferred and rng.random() < 0.6 else may)
+            token = forced[0] if forced else END if END in may else token
+            if token == END:
+                break
+            state.push(token)
+            made.append(token)
+        if len(made) == MOST:
+            continue
+        whole += 1
+        text = tokenizer.decode(made, skip_special_tokens=False)
+        found = read(written, text, hidden=ids)
+        assert found, text
+        for tool, arguments in found:
+            jsonschema.validate(arguments, SCHEMAS[tool])
+    event(f"{whole} of 4 came to an end")
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_without_parallel_calls_there_is_one(name: str) -> None:
+    written = TAUGHT[name]
+    tokenizer = make_tokenizer(written.form, special=False)
+    one, two = written.write([("stop", {})]), written.write([("stop", {})] * 2)
+    for old, new in (('": ', '":'), (', "', ',"'), ("}, {", "},{")):
+        one, two = one.replace(old, new), two.replace(old, new)
+    assert fits(compiled(written.form, tokenizer, {}), tokenizer, two), two
+    alone = compiled(written.form, tokenizer, {}, parallel=False)
+    assert fits(alone, tokenizer, one) and not fits(alone, tokenizer, two)

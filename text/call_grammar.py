@@ -1,0 +1,227 @@
+"""The grammar of tool calls in the form that a model's chat template teaches."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.text.grammar_rules import ANY_TEXT, json_rule, literal_rule, mark_rule
+from baton.text.tool_calls import CallStyle, ToolFormat
+from baton.text.typed_values import allowed_values
+
+Schema = dict[str, Any]
+_KEY = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_VALUE_END = "</parameter>"
+
+
+@dataclass(frozen=True)
+class CallableTool:
+    """A tool that an answer may call."""
+
+    name: str
+    parameters: Mapping[str, Any]  # the schema of its arguments, as the client sent it
+    arguments: Schema  # the same as `RewrittenSchema.root`
+
+
+@dataclass(frozen=True)
+class CallableTools:
+    """The tools that an answer may call, and what their arguments refer to as `$defs`."""
+
+    tools: Sequence[CallableTool]
+    parts: Schema
+
+    def whole(self, schema: Schema) -> Schema:
+        """Return a schema of a part of the tools with what it may refer to."""
+        return schema | {"$defs": self.parts} if self.parts else schema
+
+    def call(self, key: str = "arguments") -> Schema:
+        """Return the schema of one call in JSON, with its arguments as `key`."""
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, key: tool.arguments},
+                "required": ["name", key],
+                "additionalProperties": False,
+            }
+            for tool in self.tools
+        ]
+        return self.whole(calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+    def calls(self, *, parallel: bool) -> Schema:
+        """Return the schema of a list of calls in JSON. parallel: there may be several."""
+        one = self.call()
+        shared = {"$defs": one.pop("$defs")} if self.parts else {}
+        most = {} if parallel else {"maxItems": 1}
+        return {"type": "array", "minItems": 1, "items": one} | most | shared
+
+
+def call_rules(
+    form: ToolFormat, tools: CallableTools, special: Mapping[str, int], *, parallel: bool
+) -> list[str]:
+    """Return rules of llguidance's Lark for calls, of which `calls` is the first.
+
+    special: the ids of the form's marks that are special tokens
+    parallel: there may be several calls
+    """
+    return _Rules(form, tools, special, parallel).lines()
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules of one form's calls."""
+
+    form: ToolFormat
+    tools: CallableTools
+    special: Mapping[str, int]
+    parallel: bool
+
+    def lines(self) -> list[str]:
+        begin, end = self._mark(self.form.begin), self._mark(self.form.end)
+        match self.form.styles[0]:
+            case CallStyle.JSON if self.form.together:
+                return self._listed(begin, end)
+            case CallStyle.JSON if self.form.bare:  # Llama's calls have no marks
+                rules = [f"call: {json_rule(self.tools.call('parameters'))}"]
+                return [f"calls: {self._several('call', '; ')}", *rules]
+            case CallStyle.JSON:
+                rules = [f"call: {json_rule(self.tools.call())}"]
+                one = f'{begin} "\\n" call "\\n" {end}'
+                return [f"calls: {self._several(one, chr(10))}", *rules]
+            case CallStyle.TAGS:
+                one = f'{begin} "\\n" call "\\n" {end}'
+                return [f"calls: {self._several(one, chr(10))}", *self._in_tags()]
+            case CallStyle.PYTHON if all(map(_is_python, self.tools.tools)):
+                calls = f'{begin} "[" {self._several("call", ", ")} "]" {end}'
+                return [f"calls: {calls}", *self._in_python()]
+            case CallStyle.PYTHON:  # its other style
+                return self._listed(begin, end)
+            case CallStyle.KIMI:
+                calls = self._several("call", "")
+                return [f"calls: {begin} {calls} {end}", *self._of_kimi()]
+            case CallStyle.DEEPSEEK:
+                calls = self._several("call", "\n" if self.form.fenced else "")
+                return [f"calls: {begin} {calls} {end}", *self._of_deepseek()]
+
+    def _mark(self, mark: str) -> str:
+        return mark_rule(mark, self.special) if mark else ""
+
+    def _several(self, one: str, between: str) -> str:
+        """Return one call, or several with a text between them where there may be."""
+        return f"{one} ({literal_rule(between)} {one})*" if self.parallel else one
+
+    def _listed(self, begin: str, end: str) -> list[str]:
+        schema = self.tools.calls(parallel=self.parallel)
+        return [f"calls: {begin} called {end}", f"called: {json_rule(schema)}"]
+
+    def _of_kimi(self) -> list[str]:
+        begin, middle, end = map(self._mark, self.form.inner)
+        calls = [
+            f"{begin} {literal_rule(f'functions.{tool.name}:')} NUMBER {middle} held_{n} {end}"
+            for n, tool in enumerate(self.tools.tools)
+        ]
+        return [f"call: {' | '.join(calls)}", "NUMBER: /[0-9]{1,3}/", *self._held()]
+
+    def _of_deepseek(self) -> list[str]:
+        begin, middle, end = map(self._mark, self.form.inner)
+        calls: list[str] = []
+        for n, tool in enumerate(self.tools.tools):
+            if self.form.fenced:
+                name = literal_rule(f"{tool.name}\n```json\n")
+                calls.append(f'{begin} "function" {middle} {name} held_{n} "\\n```" {end}')
+            else:
+                calls.append(f"{begin} {literal_rule(tool.name)} {middle} held_{n} {end}")
+        return [f"call: {' | '.join(calls)}", *self._held()]
+
+    def _held(self) -> list[str]:
+        """Return a rule of each tool's arguments in JSON."""
+        return [
+            f"held_{n}: {json_rule(self.tools.whole(tool.arguments))}"
+            for n, tool in enumerate(self.tools.tools)
+        ]
+
+    def _in_tags(self) -> list[str]:
+        """Return the rules of calls in tags. Parameters come in the schema's order."""
+        calls, rules = [], ["TEXT: " + ANY_TEXT, f"text[suffix={literal_rule(_VALUE_END)}]: TEXT"]
+        for n, tool in enumerate(self.tools.tools):
+            name = literal_rule(f"<function={tool.name}>\n")
+            given: list[str] = []
+            members = self._members(tool)
+            if members is None:
+                given.append('("<parameter=" /[^<>\\n]+/ ">\\n" text "\\n")*')
+            for m, (key, schema, needed) in enumerate(members or ()):
+                begin = literal_rule(f"<parameter={key}>\n")
+                value, texts = f"value_{n}_{m}", _texts(key, tool)
+                given.append(f'{begin} {value} "\\n"' if needed else f'({begin} {value} "\\n")?')
+                if texts == ():
+                    rules.append(f"{value}: text")
+                elif texts is not None:
+                    ends = " | ".join(literal_rule(f"{each}\n{_VALUE_END}") for each in texts)
+                    rules.append(f"{value}: {ends}")
+                else:
+                    whole = json_rule(self.tools.whole(schema))
+                    rules += [f'{value}: json_{n}_{m} "\\n{_VALUE_END}"', f"json_{n}_{m}: {whole}"]
+            calls.append(f'{name} {" ".join(given)} "</function>"')
+        return [f"call: {' | '.join(calls)}", *rules]
+
+    def _in_python(self) -> list[str]:
+        """Return the rules of calls as Python has them. Arguments that are needed come first."""
+        calls: list[str] = []
+        rules = [f"any: {json_rule({})}", "KEY: /[A-Za-z_][A-Za-z0-9_]*/"]
+        for n, tool in enumerate(self.tools.tools):
+            begin, members = literal_rule(f"{tool.name}("), self._members(tool)
+            if members is None:
+                calls.append(f'{begin} (KEY "=" any (", " KEY "=" any)*)? ")"')
+                continue
+            for m, (key, schema, _) in enumerate(members):
+                value = json_rule(self.tools.whole(schema))
+                if schema == {"type": "boolean"}:
+                    value = '"True" | "False" | "true" | "false"'
+                rules += [f"given_{n}_{m}: {literal_rule(f'{key}=')} value_{n}_{m}"]
+                rules += [f"value_{n}_{m}: {value}"]
+            needed = [f"given_{n}_{m}" for m, each in enumerate(members) if each[2]]
+            others = [f"given_{n}_{m}" for m, each in enumerate(members) if not each[2]]
+            # `first` has no comma before its first argument, `more` has one before each.
+            for at, other in enumerate(others):
+                last = at + 1 == len(others)
+                more, first = (
+                    ("", "") if last else (f" more_{n}_{at + 1}", f" | first_{n}_{at + 1}")
+                )
+                rules.append(f'more_{n}_{at}: (", " {other})?{more}')
+                rules.append(f"first_{n}_{at}: {other}{more}{first}")
+            given = ' ", " '.join(needed)
+            if others:
+                given += f" more_{n}_0" if needed else f" first_{n}_0?"
+            calls.append(f'{begin} {given} ")"')
+        return [f"call: {' | '.join(calls)}", *rules]
+
+    def _members(self, tool: CallableTool) -> list[tuple[str, Schema, bool]] | None:
+        """Return each argument's name, its schema and whether it must be given; None if the
+        schema does not name all of them."""
+        schema = tool.arguments
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            schema = self.tools.parts.get(reference.removeprefix("#/$defs/"), {})
+        properties, needed = schema.get("properties", {}), schema.get("required", [])
+        plain = schema.keys() <= {"type", "properties", "required", "additionalProperties"}
+        named = properties or schema.get("additionalProperties") is False
+        if not plain or not named or not properties.keys() >= set(needed):
+            return None
+        shown = [(key, {} if each is True else each) for key, each in properties.items()]
+        return [(key, each, key in needed) for key, each in shown if each is not False]
+
+
+def _texts(key: str, tool: CallableTool) -> tuple[str, ...] | None:
+    """Return the texts that an argument may be, where it may be one; (): any text; None: it is no
+    text."""
+    types, literals = allowed_values(key, tool.parameters)
+    if literals and not types:
+        texts = tuple(each for each in literals if isinstance(each, str))
+        return texts if len(texts) == len(literals) else None
+    return () if not types or "string" in types else None
+
+
+def _is_python(tool: CallableTool) -> bool:
+    """Return whether Python has a word for the tool and its arguments."""
+    properties = tool.arguments.get("properties", {})
+    return bool(_NAME.fullmatch(tool.name)) and all(map(_KEY.fullmatch, properties))
