@@ -417,6 +417,11 @@ class RegistryStub:
                 request_serializer=baton_dot_proto_dot_worker__pb2.WorkerReport.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_worker__pb2.RegistryReply.FromString,
                 _registered_method=True)
+        self.Name = channel.unary_unary(
+                '/baton.v1.Registry/Name',
+                request_serializer=baton_dot_proto_dot_worker__pb2.NameRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_worker__pb2.RouterName.FromString,
+                _registered_method=True)
 
 
 class RegistryServicer:
@@ -431,6 +436,13 @@ class RegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Name(self, request, context):
+        """Says who the router is. It proves that to whoever dials it by its name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -438,6 +450,11 @@ def add_RegistryServicer_to_server(servicer, server):
                     servicer.Register,
                     request_deserializer=baton_dot_proto_dot_worker__pb2.WorkerReport.FromString,
                     response_serializer=baton_dot_proto_dot_worker__pb2.RegistryReply.SerializeToString,
+            ),
+            'Name': grpc.unary_unary_rpc_method_handler(
+                    servicer.Name,
+                    request_deserializer=baton_dot_proto_dot_worker__pb2.NameRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_worker__pb2.RouterName.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -470,6 +487,33 @@ class Registry:
             '/baton.v1.Registry/Register',
             baton_dot_proto_dot_worker__pb2.WorkerReport.SerializeToString,
             baton_dot_proto_dot_worker__pb2.RegistryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Name(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Registry/Name',
+            baton_dot_proto_dot_worker__pb2.NameRequest.SerializeToString,
+            baton_dot_proto_dot_worker__pb2.RouterName.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ _PREFILL, _DECODE = ProcessRole.PREFILL, ProcessRole.DECODE
 
 CALLERS: Mapping[str, frozenset[ProcessRole]] = {
     "/baton.v1.Registry/Register": frozenset({_PREFILL, _DECODE}),
+    "/baton.v1.Registry/Name": frozenset({_PREFILL, _DECODE}),
     "/baton.v1.Rank/Session": frozenset({_ROUTER}),
     "/baton.v1.Handoff/Control": frozenset({_DECODE}),
     "/baton.v1.Prefixes/Fetch": frozenset({_PREFILL, _DECODE}),

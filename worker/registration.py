@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import grpc
 from grpc import aio
 
 from baton.core.errors import BatonError, PeerLostError
@@ -121,6 +122,8 @@ class Registration:
         self._goodbye.clear()
         self._renewal.clear()
         named, self._named = self._named, self._name
+        if named is None:
+            named = await self._ask_name()
         async with self._credentials.dial_router(self._router, OPTIONS, named) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:
@@ -142,6 +145,23 @@ class Registration:
             finally:
                 self._leave_shares()
                 call.cancel()
+
+    async def _ask_name(self) -> str | None:
+        """Return the name of the router at this address; None from one of an older release.
+
+        Connections to a router by its own name stand when another router is revoked.
+        """
+        async with self._credentials.dial_router(self._router, OPTIONS) as channel:
+            stub = worker_pb2_grpc.RegistryStub(channel)
+            try:
+                reply: worker_pb2.RouterName = await stub.Name(
+                    worker_pb2.NameRequest(), timeout=self._deadline_s
+                )
+            except aio.AioRpcError as failed:
+                if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return None
+                raise error_from_proto(error_of_call(failed, self._router)) from failed
+            return reply.name or None
 
     async def _greet(self, call: aio.StreamStreamCall) -> tuple[int, int]:
         """Send the first report and read the reply. Return the numbers of the report and of its

@@ -10,7 +10,7 @@ import grpc
 
 from baton.core.errors import ROUTER, BatonError, PeerLostError, RequestError
 from baton.proto import worker_pb2_grpc
-from baton.proto.worker_pb2 import Demand, RegistryReply, WorkerReport
+from baton.proto.worker_pb2 import Demand, NameRequest, RegistryReply, RouterName, WorkerReport
 from baton.router.cluster_view.state_index import StateIndex
 from baton.router.cluster_view.status_check import check_details, check_status
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
@@ -118,6 +118,9 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             if wanted != told:
                 await stream.send(demand=wanted)
                 told = wanted
+
+    async def Name(self, request: NameRequest, context: grpc.aio.ServicerContext) -> RouterName:
+        return RouterName(name=self._router_id.split("/")[0])
 
     async def watch_leases(self) -> None:
         """Drop workers whose lease is over, until cancelled."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc
 from certificates import router as router_credentials
 from grpc import aio
 from worker.cluster import DEADLINE_S
@@ -25,6 +26,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
         self.refuse = refuse
         self.router_id = router_id
         self.keeps_details = False  # as one of a release that remembers no details
+        self.says_its_name = False  # as one of a release that cannot be asked
         self.takes_back = True  # False: a router of a release that knows of no returns
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
         self.ended = 0  # streams
@@ -54,6 +56,13 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
                 yield worker_pb2.RegistryReply(router_id=self.router_id, returned=True)
             if report.leaving:
                 yield worker_pb2.RegistryReply(router_id=self.router_id, leaving=True)
+
+    async def Name(
+        self, request: worker_pb2.NameRequest, context: aio.ServicerContext
+    ) -> worker_pb2.RouterName:
+        if not self.says_its_name:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not in this release")
+        return worker_pb2.RouterName(name=self.router_id.split("/")[0])
 
     def _count_end(self, _: object) -> None:
         self.ended += 1

@@ -332,6 +332,38 @@ async def test_where_a_router_was_revoked_one_with_a_false_name_is_not_joined() 
     assert {len(stream) for stream in liar.streams[:2]} == {1}
 
 
+@pytest.mark.parametrize("says", [True, False])
+async def test_a_registration_with_a_router_of_a_known_name_outlasts_the_loss_of_another(
+    monkeypatch: pytest.MonkeyPatch, says: bool
+) -> None:
+    monkeypatch.setattr("baton.rpc.credentials.CHECK_S", 0.05)
+    monkeypatch.setattr("baton.rpc.file_watcher.RECHECK_S", 0.0)
+    router = FakeRouter(router_id="router-0/1")
+    router.says_its_name = says
+    worker_id = f"p-stays-{int(says)}"
+    folder = folder_of(ProcessRole.PREFILL, worker_id)
+    async with serving(router) as address, running(told(prefill_worker(worker_id), address)):
+        await router.until(lambda r: r.streams and len(r.streams[0]) > 1)
+        (folder / "revoked").write_text(f"router-9.router.{CLUSTER}.baton\n")
+        if says:
+            reports = len(router.streams[0])
+            await router.until(lambda r: len(r.streams[0]) > reports + 3)
+            await asyncio.sleep(0.5)  # ten looks at the list
+            assert (len(router.streams), router.ended) == (1, 0)
+        else:  # anybody's certificate could have let that connection stand
+            await router.until(lambda r: r.ended and len(r.streams) >= 3)
+
+
+async def test_a_router_that_says_anothers_name_is_not_registered_with() -> None:
+    liar = FakeRouter(router_id="router-1/1")  # its certificate says router-0
+    liar.says_its_name = True
+    async with serving(liar) as address:
+        worker = told(prefill_worker("p-asks"), address)
+        async with running(worker):
+            await asyncio.sleep(0.5)
+            assert not liar.streams
+
+
 def news(router: FakeRouter) -> list[worker_pb2.CacheReport]:
     """Return what the first stream's worker reported of its cache after its first report."""
     return [report.cache for report in router.streams[0][1:] if report.HasField("cache")]
