@@ -12,6 +12,7 @@ from baton.text.typed_values import allowed_values
 Schema = dict[str, Any]
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_PARTS = "#/$defs/"
 _VALUE_END = "</parameter>"
 
 
@@ -32,8 +33,20 @@ class CallableTools:
     parts: Schema
 
     def whole(self, schema: Schema) -> Schema:
-        """Return a schema of a part of the tools with what it may refer to."""
-        return schema | {"$defs": self.parts} if self.parts else schema
+        """Return a schema of a part of the tools with all that it refers to."""
+        found: Schema = {}
+        waiting: list[Any] = [schema]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, list):
+                waiting += each
+            elif isinstance(each, dict):
+                waiting += each.values()
+                name = str(each.get("$ref", "")).removeprefix(_PARTS)
+                if name in self.parts and name not in found:
+                    found[name] = self.parts[name]
+                    waiting.append(found[name])
+        return schema | {"$defs": found} if found else schema
 
     def call(self, key: str = "arguments") -> Schema:
         """Return the schema of one call in JSON, with its arguments as `key`."""
@@ -51,7 +64,7 @@ class CallableTools:
     def calls(self, *, parallel: bool) -> Schema:
         """Return the schema of a list of calls in JSON. parallel: there may be several."""
         one = self.call()
-        shared = {"$defs": one.pop("$defs")} if self.parts else {}
+        shared = {"$defs": one.pop("$defs")} if "$defs" in one else {}
         most = {} if parallel else {"maxItems": 1}
         return {"type": "array", "minItems": 1, "items": one} | most | shared
 
@@ -201,7 +214,7 @@ class _Rules:
         schema = tool.arguments
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            schema = self.tools.parts.get(reference.removeprefix("#/$defs/"), {})
+            schema = self.tools.parts.get(reference.removeprefix(_PARTS), {})
         properties, needed = schema.get("properties", {}), schema.get("required", [])
         plain = schema.keys() <= {"type", "properties", "required", "additionalProperties"}
         named = properties or schema.get("additionalProperties") is False

@@ -6,6 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 EXAMPLE_MODEL = Path(str(files("baton"))) / "examples" / "recall" / "model"
+EXAMPLE_PROMPT = "Ada likes plum. Ben likes tea. Ask Ben Ada:"
+"""A question that it answers: it knows few words."""
 
 
 def tell_of_example(console: Console, named: str | None) -> None:

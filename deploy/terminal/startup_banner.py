@@ -14,6 +14,7 @@ from rich.markup import escape
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.files.example_model import EXAMPLE_MODEL, EXAMPLE_PROMPT
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
 
@@ -43,7 +44,9 @@ def banner_of(cluster: Cluster) -> StartupBanner:
     url, trusted = cluster.http_url, None
     if config.client_tls is not None:
         url, trusted = _named(url, config.client_tls)
-    line = curl_line(url, info["router"]["model"], keys=keys, trusted=trusted)
+    example = cluster.config.engine.model == EXAMPLE_MODEL
+    prompt = EXAMPLE_PROMPT if example else "Once upon a time"
+    line = curl_line(url, info["router"]["model"], prompt, keys=keys, trusted=trusted)
     return StartupBanner(cluster.seconds, [*lines, f"[dim]{escape(line)}[/]"])
 
 
@@ -87,13 +90,13 @@ def _named(url: str, files: CertificateFiles) -> tuple[str, Path | None]:
     return f"{found.scheme}://{join_host_port(host, found.port or 0)}", trusted
 
 
-def curl_line(url: str, model: str, *, keys: bool, trusted: Path | None) -> str:
+def curl_line(url: str, model: str, prompt: str, *, keys: bool, trusted: Path | None) -> str:
     """Return a command that asks the server at `url`.
 
     keys: it asks for an API key, which the command takes from BATON_API_KEY. trusted: the
     certificate, if no authority has signed it.
     """
-    body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 32})
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 32})
     words = ["curl"]
     if trusted is not None:
         words.append(f"--cacert {shlex.quote(str(trusted))}")

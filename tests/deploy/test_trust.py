@@ -138,12 +138,12 @@ def test_status_trusts_another_cluster_by_its_authority_alone(tmp_path: Path) ->
 
 
 def test_the_command_to_try_works_as_it_is(tmp_path: Path) -> None:
-    plain = shlex.split(curl_line("http://127.0.0.1:8000", "it's", keys=False, trusted=None))
+    plain = shlex.split(curl_line("http://127.0.0.1:8000", "it's", "a'b", keys=False, trusted=None))
     assert plain[:2] == ["curl", "http://127.0.0.1:8000/v1/completions"]
     assert json.loads(plain[-1])["model"] == "it's"
     assert not any("Authorization" in word for word in plain)
     guarded = shlex.split(
-        curl_line("https://models.example:8000", "m", keys=True, trusted=Path("/a b/c.pem"))
+        curl_line("https://models.example:8000", "m", "p", keys=True, trusted=Path("/a b/c.pem"))
     )
     assert guarded[:4] == [
         "curl", "--cacert", "/a b/c.pem", "https://models.example:8000/v1/completions"

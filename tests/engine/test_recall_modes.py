@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from engine.engines import assert_clean, greedy
 
+from baton.deploy.files.example_model import EXAMPLE_PROMPT
 from baton.engine.engine import Engine
 from baton.engine.layout.grids import Strategy
 from baton.engine.request.output import Output
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
+from baton.text.tokenizer import Tokenizer
 from recall.questions import Question, draw
 from recall.story import LEARNT
 
@@ -128,3 +130,10 @@ def test_with_drafts(questions: list[Question], cold: list[bool], tokens: int) -
     )
     assert rightly(questions, ask_from_hits(of, questions)) == cold
     assert of.counters.draft_rows
+
+
+def test_it_answers_the_question_that_serve_prints() -> None:
+    tokenizer = Tokenizer.from_folder(MODEL)
+    prompt = tuple(tokenizer.encode(EXAMPLE_PROMPT))
+    (output,) = engine().generate([prompt], greedy(32))
+    assert tokenizer.decode(output.token_ids) == "ben tea ada plum"

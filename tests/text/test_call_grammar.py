@@ -73,6 +73,16 @@ def callable_tools() -> CallableTools:
     return CallableTools(tools, parts)
 
 
+def test_a_schema_comes_with_the_parts_that_it_refers_to_and_no_others() -> None:
+    tools = callable_tools()
+    add, stop = tools.tools[0].arguments, tools.tools[1].arguments
+    assert [*tools.whole(add)["$defs"]] == [*tools.parts] and tools.parts
+    assert tools.whole(stop) == stop
+    loop = {"$ref": "#/$defs/a"}
+    parts = {"a": {"anyOf": [loop, {"$ref": "#/$defs/b"}]}, "b": {"type": "null"}, "c": {}}
+    assert [*CallableTools([], parts).whole(loop)["$defs"]] == ["a", "b"]
+
+
 def make_tokenizer(form: ToolFormat, *, special: bool) -> Tokenizer:
     made = toy_tokenizer.byte_level()
     if special:
