@@ -280,3 +280,27 @@ async def test_what_cannot_be_served_is_refused_by_name(
     error = reply.json()["error"]
     assert error["param"] == param, error
     assert words in error["message"], error
+
+
+@pytest.mark.parametrize("per_event", [1, 500])
+async def test_log_probabilities_are_those_of_the_shown_text_and_reasoning_is_counted(
+    backend: FakeBackend, serve: Serve, per_event: int
+) -> None:
+    backend.says, backend.per_event = "So it is.</think>Hi, you.", per_event
+    ids = backend.tokenizer.encode(backend.says, add_special_tokens=False)
+    shown = len(backend.tokenizer.encode("Hi, you.", add_special_tokens=False))
+    common: Any = {
+        "model": "toy", "input": "hello", "include": ["message.output_text.logprobs"],
+        "top_logprobs": 1,
+    }  # fmt: skip
+    async with connected(serve) as client:
+        whole = await client.responses.create(**common)
+        stream = await client.responses.create(**common, stream=True)
+        events = [event async for event in stream]
+    for reply in (whole, events[-1].response):
+        _, message = reply.output
+        entries = message.content[0].logprobs
+        assert "".join(entry.token for entry in entries) == "Hi, you."
+        assert reply.usage.output_tokens_details.reasoning_tokens == len(ids) - shown
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    assert "".join(entry.token for delta in deltas for entry in delta.logprobs) == "Hi, you."
