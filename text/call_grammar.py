@@ -217,8 +217,8 @@ class _Rules:
             schema = self.tools.parts.get(reference.removeprefix(_PARTS), {})
         properties, needed = schema.get("properties", {}), schema.get("required", [])
         plain = schema.keys() <= {"type", "properties", "required", "additionalProperties"}
-        named = properties or schema.get("additionalProperties") is False
-        if not plain or not named or not properties.keys() >= set(needed):
+        properties = properties | {key: {} for key in needed if key not in properties}
+        if not plain or not (properties or schema.get("additionalProperties") is False):
             return None
         shown = [(key, {} if each is True else each) for key, each in properties.items()]
         return [(key, each, key in needed) for key, each in shown if each is not False]

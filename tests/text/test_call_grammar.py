@@ -46,6 +46,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
     "any": {"type": "object"},
+    "needs_more": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
 }
 LOOSE = {"Falcon-H1"}  # its list of calls stands where the grammar writes a call
 TAUGHT = {
@@ -61,6 +62,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("all_optional", {"v": "w"}),
     ("all_optional", {"u": 5, "v": "w"}),
     ("any", {"k": "v", "n": 5}),
+    ("needs_more", {"b": "c"}),
 ]
 
 
