@@ -57,7 +57,7 @@ async def test_it_always_parses_at_a_high_temperature(
                     seed=seeded.getrandbits(64),
                     max_tokens=200,
                     grammar=reasoned if number % 2 else plain,
-                    logit_bias=((end, 5.0),) if number % 2 else (),
+                    logit_bias=((end, 8.0),) if number % 2 else (),
                 ),
                 [prefill],
             )

@@ -441,7 +441,7 @@ def test_grammars_and_banned_words(
             base,
             temperature=1.0,
             grammar=behind_reasoning(grammar, THINKS, ReasoningState.OPEN, {}),
-            logit_bias=tuple((token, 3.0) for token in tokenizer.encode(THINKS.end)),
+            logit_bias=tuple((token, 5.0) for token in tokenizer.encode(THINKS.end)),
             seed=seeded.randrange(1 << 60),
             max_tokens=60,
         ),

@@ -87,7 +87,7 @@ def sampling(folder: Path, rng: random.Random, kind: str, max_tokens: int = 150)
     if "reasoned" in kind:
         tokenizer = Tokenizer.from_folder(folder)
         marks = tokenizer.encode(THINKS.begin + THINKS.end, add_special_tokens=False)
-        soon = tuple((token, 5.0) for token in marks)
+        soon = tuple((token, 8.0) for token in marks)
     return SamplingParams(
         temperature=1.5,
         seed=rng.getrandbits(64),
