@@ -80,7 +80,9 @@ def _translate_calls(shape: str, known: Mapping[str, Mapping[str, MethodDescript
         *more: Any, **named: Any,
     ) -> Any:  # fmt: skip
         service, name = path.strip("/").split("/")
-        if service in known:  # not the channel of state, which has no messages
+        if service in known and name not in known[service]:
+            path += "OfALaterRelease"  # nobody serves it
+        elif service in known:  # not the channel of state, which has no messages
             requests, replies = _kinds(known[service][name])
             request_serializer = _then(request_serializer, requests)
             response_deserializer = _then(replies, response_deserializer)
