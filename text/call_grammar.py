@@ -14,6 +14,7 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _PARTS = "#/$defs/"
 _VALUE_END = "</parameter>"
+_NO_TEXT = ["null", "boolean", "number", "object", "array"]
 
 
 @dataclass(frozen=True)
@@ -164,16 +165,17 @@ class _Rules:
                 given.append('("<parameter=" /[^<>\\n]+/ ">\\n" text "\\n")*')
             for m, (key, schema, needed) in enumerate(members or ()):
                 begin = literal_rule(f"<parameter={key}>\n")
-                value, texts = f"value_{n}_{m}", _texts(key, tool)
+                value, (texts, others) = f"value_{n}_{m}", _texts(key, tool)
                 given.append(f'{begin} {value} "\\n"' if needed else f'({begin} {value} "\\n")?')
-                if texts == ():
-                    rules.append(f"{value}: text")
-                elif texts is not None:
-                    ends = " | ".join(literal_rule(f"{each}\n{_VALUE_END}") for each in texts)
-                    rules.append(f"{value}: {ends}")
-                else:
-                    whole = json_rule(self.tools.whole(schema))
-                    rules += [f'{value}: json_{n}_{m} "\\n{_VALUE_END}"', f"json_{n}_{m}: {whole}"]
+                ends = [literal_rule(f"{each}\n{_VALUE_END}") for each in texts or ()]
+                if texts is None:
+                    ends = ["text"]
+                elif others:
+                    # A text that is listed comes as it is, and not in the quotes of JSON.
+                    only = {"allOf": [schema, {"type": _NO_TEXT}]} if texts else schema
+                    ends.append(f'json_{n}_{m} "\\n{_VALUE_END}"')
+                    rules.append(f"json_{n}_{m}: {json_rule(self.tools.whole(only))}")
+                rules.append(f"{value}: {' | '.join(ends)}")
             calls.append(f'{name} {" ".join(given)} "</function>"')
         return [f"call: {' | '.join(calls)}", *rules]
 
@@ -224,14 +226,14 @@ class _Rules:
         return [(key, each, key in needed) for key, each in shown if each is not False]
 
 
-def _texts(key: str, tool: CallableTool) -> tuple[str, ...] | None:
-    """Return the texts that an argument may be, where it may be one; (): any text; None: it is no
-    text."""
+def _texts(key: str, tool: CallableTool) -> tuple[tuple[str, ...] | None, bool]:
+    """Return the texts that an argument may be, None for any text, and whether it may be something
+    else than a text."""
     types, literals = allowed_values(key, tool.parameters)
-    if literals and not types:
-        texts = tuple(each for each in literals if isinstance(each, str))
-        return texts if len(texts) == len(literals) else None
-    return () if not types or "string" in types else None
+    if "string" in types or not (types or literals):
+        return None, True
+    texts = tuple(each for each in literals if isinstance(each, str))
+    return texts, bool(types) or len(texts) < len(literals)
 
 
 def _is_python(tool: CallableTool) -> bool:

@@ -47,6 +47,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
     "any": {"type": "object"},
+    "some_texts": {
+        "type": "object",
+        "properties": {
+            "mode": {"anyOf": [{"enum": ["on", "off"]}, {"type": "null"}]},
+            "size": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 10}]},
+            "mixed": {"enum": ["x", 5, None]},
+        },
+        "required": ["mode", "size"],
+        "additionalProperties": False,
+    },
     "needs_more": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
 }
 LOOSE = {"Falcon-H1"}  # its list of calls stands where the grammar writes a call
@@ -63,6 +73,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("all_optional", {"v": "w"}),
     ("all_optional", {"u": 5, "v": "w"}),
     ("any", {"k": "v", "n": 5}),
+    ("some_texts", {"mode": "on", "size": "auto", "mixed": "x"}),
+    ("some_texts", {"mode": None, "size": 10, "mixed": 5}),
     ("needs_more", {"b": "c"}),
 ]
 
@@ -226,3 +238,16 @@ def test_without_parallel_calls_there_is_one(name: str) -> None:
     assert fits(compiled(written.form, tokenizer, {}), tokenizer, two), two
     alone = compiled(written.form, tokenizer, {}, parallel=False)
     assert fits(alone, tokenizer, one) and not fits(alone, tokenizer, two)
+
+
+def test_listed_texts_stand_in_tags_as_they_are_beside_other_values() -> None:
+    written = TAUGHT["Qwen3-Coder, Qwen3.5, Nemotron 3"]
+    tokenizer = make_tokenizer(written.form, special=False)
+    grammar = compiled(written.form, tokenizer, {})
+    given = {"mode": "on", "size": "auto", "mixed": "x"}
+    text = compact(written, "some_texts", given)
+    assert fits(grammar, tokenizer, text), text
+    assert read(written, text, hidden={}) == [("some_texts", given)]
+    for each in given.values():
+        quoted = text.replace(f"\n{each}\n", f'\n"{each}"\n')
+        assert quoted != text and not fits(grammar, tokenizer, quoted), quoted
