@@ -12,6 +12,7 @@ from baton.text.typed_values import allowed_values
 Schema = dict[str, Any]
 _KEY = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_TAG_NAME = re.compile(r"(?!\s)[^<>\n]+(?<!\s)")
 _PARTS = "#/$defs/"
 _VALUE_END = "</parameter>"
 _NO_TEXT = ["null", "boolean", "number", "object", "array"]
@@ -98,14 +99,14 @@ class _Rules:
             case CallStyle.JSON if self.form.bare:  # Llama's calls have no marks
                 rules = [f"call: {json_rule(self.tools.call('parameters'))}"]
                 return [f"calls: {self._several('call', '; ')}", *rules]
-            case CallStyle.JSON:
+            case CallStyle.TAGS if self._have_names(_TAG_NAME, _TAG_NAME):
+                one = f'{begin} "\\n" call "\\n" {end}'
+                return [f"calls: {self._several(one, chr(10))}", *self._in_tags()]
+            case CallStyle.JSON | CallStyle.TAGS:  # the latter has no word for a name
                 rules = [f"call: {json_rule(self.tools.call())}"]
                 one = f'{begin} "\\n" call "\\n" {end}'
                 return [f"calls: {self._several(one, chr(10))}", *rules]
-            case CallStyle.TAGS:
-                one = f'{begin} "\\n" call "\\n" {end}'
-                return [f"calls: {self._several(one, chr(10))}", *self._in_tags()]
-            case CallStyle.PYTHON if all(map(_is_python, self.tools.tools)):
+            case CallStyle.PYTHON if self._have_names(_NAME, _KEY):
                 calls = f'{begin} "[" {self._several("call", ", ")} "]" {end}'
                 return [f"calls: {calls}", *self._in_python()]
             case CallStyle.PYTHON:  # its other style
@@ -210,6 +211,13 @@ class _Rules:
             calls.append(f'{begin} {given} ")"')
         return [f"call: {' | '.join(calls)}", *rules]
 
+    def _have_names(self, name: re.Pattern[str], key: re.Pattern[str]) -> bool:
+        """Return whether all tools have names of this form, and their arguments of that one."""
+        tools = self.tools.tools
+        keys = {each for tool in tools for each in tool.arguments.get("properties", ())}
+        keys |= {each for tool in tools for each, _, _ in self._members(tool) or ()}
+        return all(name.fullmatch(tool.name) for tool in tools) and all(map(key.fullmatch, keys))
+
     def _members(self, tool: CallableTool) -> list[tuple[str, Schema, bool]] | None:
         """Return each argument's name, its schema and whether it must be given; None if the
         schema does not name all of them."""
@@ -234,9 +242,3 @@ def _texts(key: str, tool: CallableTool) -> tuple[tuple[str, ...] | None, bool]:
         return None, True
     texts = tuple(each for each in literals if isinstance(each, str))
     return texts, bool(types) or len(texts) < len(literals)
-
-
-def _is_python(tool: CallableTool) -> bool:
-    """Return whether Python has a word for the tool and its arguments."""
-    properties = tool.arguments.get("properties", {})
-    return bool(_NAME.fullmatch(tool.name)) and all(map(_KEY.fullmatch, properties))

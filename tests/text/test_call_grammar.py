@@ -79,9 +79,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def callable_tools() -> CallableTools:
+def callable_tools(schemas: Mapping[str, dict[str, Any]] = SCHEMAS) -> CallableTools:
     tools, parts = [], {}
-    for number, (name, schema) in enumerate(SCHEMAS.items()):
+    for number, (name, schema) in enumerate(schemas.items()):
         found = rewrite_schema(schema, name=f"tool{number}_")
         parts |= found.parts
         tools.append(CallableTool(name, schema, found.root))
@@ -106,9 +106,14 @@ def make_tokenizer(form: ToolFormat, *, special: bool) -> Tokenizer:
 
 
 def compiled(
-    form: ToolFormat, tokenizer: Tokenizer, special: Mapping[str, int], *, parallel: bool = True
+    form: ToolFormat,
+    tokenizer: Tokenizer,
+    special: Mapping[str, int],
+    *,
+    parallel: bool = True,
+    schemas: Mapping[str, dict[str, Any]] = SCHEMAS,
 ) -> CompiledGrammar:
-    lines = call_rules(form, callable_tools(), special, parallel=parallel)
+    lines = call_rules(form, callable_tools(schemas), special, parallel=parallel)
     text = "\n".join(["start: calls", *lines])
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, [END])
     return compiler.compile(Grammar(GrammarKind.LARK, text))
@@ -158,8 +163,14 @@ def compact(written: Written, name: str, arguments: dict[str, Any]) -> str:
     )
 
 
-def read(written: Written, text: str, *, hidden: Mapping[str, int]) -> list[tuple[str, Any]]:
-    parser = ReplyParser(None, written.form, parameters=SCHEMAS)
+def read(
+    written: Written,
+    text: str,
+    *,
+    hidden: Mapping[str, int],
+    schemas: Mapping[str, dict[str, Any]] = SCHEMAS,
+) -> list[tuple[str, Any]]:
+    parser = ReplyParser(None, written.form, parameters=schemas)
     parser.hide(hidden)
     calls: list[list[str]] = []
     for part in [*parser.push(text), *parser.finish()]:
@@ -251,3 +262,39 @@ def test_listed_texts_stand_in_tags_as_they_are_beside_other_values() -> None:
     for each in given.values():
         quoted = text.replace(f"\n{each}\n", f'\n"{each}"\n')
         assert quoted != text and not fits(grammar, tokenizer, quoted), quoted
+
+
+ODD_NAME = "a>b"
+"""Neither a tag nor Python has it as a word."""
+ODD: dict[str, dict[str, Any]] = {
+    "the tool's": {ODD_NAME: SCHEMAS["stop"]},
+    "an argument's": {"t": {"type": "object", "properties": {ODD_NAME: {"type": "integer"}}}},
+    "a required one's": {"t": {"type": "object", "required": [ODD_NAME]}},
+    "one behind a reference": {
+        "t": {
+            "$ref": "#/$defs/arguments",
+            "$defs": {
+                "arguments": {"type": "object", "properties": {ODD_NAME: {"type": "integer"}}},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("which", ODD)
+@pytest.mark.parametrize("name", ["Qwen3-Coder, Qwen3.5, Nemotron 3", "LFM2.5"])
+def test_names_that_the_form_has_no_word_for_are_written_in_json(name: str, which: str) -> None:
+    form, schemas = TAUGHT[name].form, ODD[which]
+    tokenizer = make_tokenizer(form, special=False)
+    grammar = compiled(form, tokenizer, {}, schemas=schemas)
+    (tool,) = schemas
+    given = {} if tool == ODD_NAME else {ODD_NAME: 7}
+    call = json.dumps({"name": tool, "arguments": given}, separators=SEPARATORS)
+    text = (
+        f"{form.begin}[{call}]{form.end}" if form.together else f"{form.begin}\n{call}\n{form.end}"
+    )
+    assert fits(grammar, tokenizer, text), text
+    assert read(TAUGHT[name], text, hidden={}, schemas=schemas) == [(tool, given)]
+    in_tags = f"{form.begin}\n<function={tool}>\n</function>\n{form.end}"
+    for other in (in_tags, f"{form.begin}[{tool}({ODD_NAME}=7)]{form.end}"):
+        assert not fits(grammar, tokenizer, other), other
