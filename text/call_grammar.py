@@ -157,20 +157,23 @@ class _Rules:
 
     def _in_tags(self) -> list[str]:
         """Return the rules of calls in tags. Parameters come in the schema's order."""
-        calls, rules = [], ["TEXT: " + ANY_TEXT, f"text[suffix={literal_rule(_VALUE_END)}]: TEXT"]
+        calls, rules = [], list[str]()
         for n, tool in enumerate(self.tools.tools):
             name = literal_rule(f"<function={tool.name}>\n")
+            text = f"text_{n}"
+            rules += [f"{text}[suffix={literal_rule(_VALUE_END)}]: TEXT_{n}"]
+            rules += [f"TEXT_{n}: {ANY_TEXT} & ~/{_no_value(tool, self.form.end)}/"]
             given: list[str] = []
             members = self._members(tool)
             if members is None:
-                given.append('("<parameter=" /[^<>\\n]+/ ">\\n" text "\\n")*')
+                given.append(f'("<parameter=" /[^<>\\n]+/ ">\\n" {text} "\\n")*')
             for m, (key, schema, needed) in enumerate(members or ()):
                 begin = literal_rule(f"<parameter={key}>\n")
                 value, (texts, others) = f"value_{n}_{m}", _texts(key, tool)
                 given.append(f'{begin} {value} "\\n"' if needed else f'({begin} {value} "\\n")?')
                 ends = [literal_rule(f"{each}\n{_VALUE_END}") for each in texts or ()]
                 if texts is None:
-                    ends = ["text"]
+                    ends = [text]
                 elif others:
                     # A text that is listed comes as it is, and not in the quotes of JSON.
                     only = {"allOf": [schema, {"type": _NO_TEXT}]} if texts else schema
@@ -242,3 +245,13 @@ def _texts(key: str, tool: CallableTool) -> tuple[tuple[str, ...] | None, bool]:
         return None, True
     texts = tuple(each for each in literals if isinstance(each, str))
     return texts, bool(types) or len(texts) < len(literals)
+
+
+def _no_value(tool: CallableTool, end: str) -> str:
+    """Return an expression of the texts that the reader of calls takes for more than a value: they
+    have the end of the call, or another parameter of the tool, in them."""
+    others = [re.escape(key) for key in tool.parameters.get("properties") or ()]
+    ends = [f"</function>\\s*{re.escape(end)}"]
+    if others:
+        ends.append(f"\\n<parameter=\\s*({'|'.join(others)})\\s*>")
+    return f"(.|\\n)*({'|'.join(ends)})(.|\\n)*".replace("/", "\\/")

@@ -298,3 +298,20 @@ def test_names_that_the_form_has_no_word_for_are_written_in_json(name: str, whic
     in_tags = f"{form.begin}\n<function={tool}>\n</function>\n{form.end}"
     for other in (in_tags, f"{form.begin}[{tool}({ODD_NAME}=7)]{form.end}"):
         assert not fits(grammar, tokenizer, other), other
+
+
+@pytest.mark.parametrize("inside", [
+    "x\n<parameter=kind>\nz", "x\n<parameter= kind >", "x</function>\n</tool_call>",
+    "x</function></tool_call> y",
+])  # fmt: skip
+def test_no_text_in_tags_has_what_its_reader_takes_for_the_end(inside: str) -> None:
+    written = TAUGHT["Qwen3-Coder, Qwen3.5, Nemotron 3"]
+    tokenizer = make_tokenizer(written.form, special=False)
+    grammar = compiled(written.form, tokenizer, {})
+    text = compact(written, "add", {"a": 7, "text": inside, "kind": "x y"})
+    assert not fits(grammar, tokenizer, text), text
+    harmless = inside.replace("kind", "other").replace("</f", "< /f")
+    given = {"a": 7, "text": harmless, "kind": "x y"}
+    text = compact(written, "add", given)
+    assert fits(grammar, tokenizer, text), text
+    assert read(written, text, hidden={}) == [("add", given)]
