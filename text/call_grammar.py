@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.text.grammar_rules import ANY_TEXT, json_rule, literal_rule, mark_rule
 from baton.text.tool_calls import CallStyle, ToolFormat
-from baton.text.typed_values import allowed_values
+from baton.text.typed_values import allowed_values, properties_of
 
 Schema = dict[str, Any]
 _KEY = re.compile(r"[A-Za-z_]\w*")
@@ -250,7 +250,7 @@ def _texts(key: str, tool: CallableTool) -> tuple[tuple[str, ...] | None, bool]:
 def _no_value(tool: CallableTool, end: str) -> str:
     """Return an expression of the texts that the reader of calls takes for more than a value: they
     have the end of the call, or another parameter of the tool, in them."""
-    others = [re.escape(key) for key in tool.parameters.get("properties") or ()]
+    others = [re.escape(key) for key in properties_of(tool.parameters)]
     ends = [f"</function>\\s*{re.escape(end)}"]
     if others:
         ends.append(f"\\n<parameter=\\s*({'|'.join(others)})\\s*>")

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from baton.text.tool_calls import FUNCTION, CallMore, Parameters, ToolCall, ToolFormat, write_json
-from baton.text.typed_values import typed_value
+from baton.text.typed_values import properties_of, typed_value
 
 _PARAMETER, _VALUE_END, _CALL_END = "<parameter=", "</parameter>", "</function>"
 _HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
@@ -177,9 +177,8 @@ class TagCalls:
         key = _KEY.match(self.rest, at)
         if key is None:
             return None if _goes_on(self.rest[at:], _PARAMETER) else -1
-        properties = self._schema.get("properties")
         named = key[1].strip()
-        others = isinstance(properties, Mapping) and named in properties
+        others = named in properties_of(self._schema)
         return at if others and named != self._key and named not in self._given else -1
 
     def _between(self) -> None:

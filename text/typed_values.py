@@ -43,8 +43,7 @@ def allowed_values(key: str, parameters: Mapping[str, Any]) -> tuple[set[str], l
 
     parameters: the schema of all of the tool's arguments
     """
-    properties = parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    schema = properties_of(parameters).get(key)
     types: set[str] = set()
     literals: list[Value] = []
     for each in _united(schema, parameters):
@@ -54,6 +53,21 @@ def allowed_values(key: str, parameters: Mapping[str, Any]) -> tuple[set[str], l
         named = each.get("type")
         types.update(name for name in (named if isinstance(named, list) else [named]) if name)
     return types, literals
+
+
+def properties_of(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's parameters by name, also where the schema of all of them is a
+    reference into itself."""
+    schema: object = parameters
+    for _ in range(_MOST_SCHEMAS):
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if isinstance(properties, Mapping):
+            return properties
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            break
+        schema = _target(reference, parameters)
+    return {}
 
 
 def _united(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -57,6 +57,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["mode", "size"],
         "additionalProperties": False,
     },
+    "referred": {
+        "$ref": "#/definitions/arguments",
+        "definitions": {
+            "arguments": {
+                "type": "object",
+                "properties": {"n": {"type": "integer"}, "s": {"type": "string"}},
+                "required": ["n"],
+                "additionalProperties": False,
+            }
+        },
+    },
     "needs_more": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
 }
 LOOSE = {"Falcon-H1"}  # its list of calls stands where the grammar writes a call
@@ -75,6 +86,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("any", {"k": "v", "n": 5}),
     ("some_texts", {"mode": "on", "size": "auto", "mixed": "x"}),
     ("some_texts", {"mode": None, "size": 10, "mixed": 5}),
+    ("referred", {"n": 7, "s": "5"}),
     ("needs_more", {"b": "c"}),
 ]
 
@@ -91,11 +103,12 @@ def callable_tools(schemas: Mapping[str, dict[str, Any]] = SCHEMAS) -> CallableT
 def test_a_schema_comes_with_the_parts_that_it_refers_to_and_no_others() -> None:
     tools = callable_tools()
     add, stop = tools.tools[0].arguments, tools.tools[1].arguments
-    assert [*tools.whole(add)["$defs"]] == [*tools.parts] and tools.parts
+    parts = [part for part in tools.parts if part.startswith("tool0_")]
+    assert [*tools.whole(add)["$defs"]] == parts and parts
     assert tools.whole(stop) == stop
     loop = {"$ref": "#/$defs/a"}
-    parts = {"a": {"anyOf": [loop, {"$ref": "#/$defs/b"}]}, "b": {"type": "null"}, "c": {}}
-    assert [*CallableTools([], parts).whole(loop)["$defs"]] == ["a", "b"]
+    looped = {"a": {"anyOf": [loop, {"$ref": "#/$defs/b"}]}, "b": {"type": "null"}, "c": {}}
+    assert [*CallableTools([], looped).whole(loop)["$defs"]] == ["a", "b"]
 
 
 def make_tokenizer(form: ToolFormat, *, special: bool) -> Tokenizer:
@@ -194,6 +207,7 @@ def test_it_takes_what_the_template_teaches(name: str, special: bool) -> None:
     for tool, arguments in CALLS:
         text = compact(written, tool, arguments)
         assert fits(grammar, tokenizer, text), text
+        assert read(written, text, hidden=ids) == [(tool, arguments)]
         assert not fits(grammar, tokenizer, text.replace(tool, "other", 1)), text
         assert not fits(grammar, tokenizer, text + "x"), text
     wrong = compact(written, "add", {"a": 7, "text": "t"})

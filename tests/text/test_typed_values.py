@@ -72,6 +72,18 @@ def test_references_in_a_circle_end() -> None:
     assert typed(circle, "7") == 7
 
 
+@pytest.mark.parametrize("last", ["#/definitions/Arguments", "#/definitions/none", "#/$ref", "#"])
+def test_the_schema_of_all_parameters_may_be_a_reference(last: str) -> None:
+    parameters = {
+        "$ref": "#/definitions/Again",
+        "definitions": {
+            "Again": {"$ref": last},
+            "Arguments": {"properties": {"p": {"type": "string"}}},
+        },
+    }
+    assert typed_value("7", "p", parameters) == ("7" if last.endswith("Arguments") else 7)
+
+
 @pytest.mark.parametrize("last", ["</parameter>\n", ""])
 def test_an_end_tag_may_be_left_out_before_what_follows_a_value(last: str) -> None:
     keys = {"p": {"type": "string"}, "n": {"type": "integer"}}
