@@ -157,7 +157,7 @@ class _Rules:
 
     def _in_tags(self) -> list[str]:
         """Return the rules of calls in tags. Parameters come in the schema's order."""
-        calls, rules = [], list[str]()
+        calls, values, rules = list[str](), dict[str, str](), list[str]()
         for n, tool in enumerate(self.tools.tools):
             name = literal_rule(f"<function={tool.name}>\n")
             text = f"text_{n}"
@@ -167,39 +167,36 @@ class _Rules:
             members = self._members(tool)
             if members is None:
                 given.append(f'("<parameter=" /[^<>\\n]+/ ">\\n" {text} "\\n")*')
-            for m, (key, schema, needed) in enumerate(members or ()):
+            for key, schema, needed in members or ():
                 begin = literal_rule(f"<parameter={key}>\n")
-                value, (texts, others) = f"value_{n}_{m}", _texts(key, tool)
-                given.append(f'{begin} {value} "\\n"' if needed else f'({begin} {value} "\\n")?')
+                texts, others = _texts(key, tool)
                 ends = [literal_rule(f"{each}\n{_VALUE_END}") for each in texts or ()]
-                if texts is None:
-                    ends = [text]
-                elif others:
+                if texts is not None and others:
                     # A text that is listed comes as it is, and not in the quotes of JSON.
                     only = {"allOf": [schema, {"type": _NO_TEXT}]} if texts else schema
-                    ends.append(f'json_{n}_{m} "\\n{_VALUE_END}"')
-                    rules.append(f"json_{n}_{m}: {json_rule(self.tools.whole(only))}")
-                rules.append(f"{value}: {' | '.join(ends)}")
+                    held = _rule_of(json_rule(self.tools.whole(only)), values)
+                    ends.append(f'{held} "\\n{_VALUE_END}"')
+                value = text if texts is None else _rule_of(" | ".join(ends), values)
+                given.append(f'{begin} {value} "\\n"' if needed else f'({begin} {value} "\\n")?')
             calls.append(f'{name} {" ".join(given)} "</function>"')
-        return [f"call: {' | '.join(calls)}", *rules]
+        return [f"call: {' | '.join(calls)}", *rules, *_lines(values)]
 
     def _in_python(self) -> list[str]:
         """Return the rules of calls as Python has them. Arguments that are needed come first."""
-        calls: list[str] = []
+        calls, values = list[str](), dict[str, str]()
         rules = [f"any: {json_rule({})}", "KEY: /[A-Za-z_][A-Za-z0-9_]*/"]
         for n, tool in enumerate(self.tools.tools):
             begin, members = literal_rule(f"{tool.name}("), self._members(tool)
             if members is None:
                 calls.append(f'{begin} (KEY "=" any (", " KEY "=" any)*)? ")"')
                 continue
-            for m, (key, schema, _) in enumerate(members):
-                value = json_rule(self.tools.whole(schema))
+            needed, others = list[str](), list[str]()
+            for m, (key, schema, must) in enumerate(members):
+                says = json_rule(self.tools.whole(schema))
                 if schema == {"type": "boolean"}:
-                    value = '"True" | "False" | "true" | "false"'
-                rules += [f"given_{n}_{m}: {literal_rule(f'{key}=')} value_{n}_{m}"]
-                rules += [f"value_{n}_{m}: {value}"]
-            needed = [f"given_{n}_{m}" for m, each in enumerate(members) if each[2]]
-            others = [f"given_{n}_{m}" for m, each in enumerate(members) if not each[2]]
+                    says = '"True" | "False" | "true" | "false"'
+                rules.append(f"given_{n}_{m}: {literal_rule(f'{key}=')} {_rule_of(says, values)}")
+                (needed if must else others).append(f"given_{n}_{m}")
             # `first` has no comma before its first argument, `more` has one before each.
             for at, other in enumerate(others):
                 last = at + 1 == len(others)
@@ -207,12 +204,13 @@ class _Rules:
                     ("", "") if last else (f" more_{n}_{at + 1}", f" | first_{n}_{at + 1}")
                 )
                 rules.append(f'more_{n}_{at}: (", " {other})?{more}')
-                rules.append(f"first_{n}_{at}: {other}{more}{first}")
+                if not needed:
+                    rules.append(f"first_{n}_{at}: {other}{more}{first}")
             given = ' ", " '.join(needed)
             if others:
                 given += f" more_{n}_0" if needed else f" first_{n}_0?"
             calls.append(f'{begin} {given} ")"')
-        return [f"call: {' | '.join(calls)}", *rules]
+        return [f"call: {' | '.join(calls)}", *rules, *_lines(values)]
 
     def _have_names(self, name: re.Pattern[str], key: re.Pattern[str]) -> bool:
         """Return whether all tools have names of this form, and their arguments of that one."""
@@ -235,6 +233,18 @@ class _Rules:
             return None
         shown = [(key, {} if each is True else each) for key, each in properties.items()]
         return [(key, each, key in needed) for key, each in shown if each is not False]
+
+
+def _rule_of(says: str, values: dict[str, str]) -> str:
+    """Return the name of the rule of a value, which all arguments of this kind share.
+
+    Forty tools would have a grammar beyond its limit otherwise.
+    """
+    return values.setdefault(says, f"value_{len(values)}")
+
+
+def _lines(values: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {says}" for says, name in values.items()]
 
 
 def _texts(key: str, tool: CallableTool) -> tuple[tuple[str, ...] | None, bool]:

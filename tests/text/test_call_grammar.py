@@ -329,3 +329,20 @@ def test_no_text_in_tags_has_what_its_reader_takes_for_the_end(inside: str) -> N
     text = compact(written, "add", given)
     assert fits(grammar, tokenizer, text), text
     assert read(written, text, hidden={}) == [("add", given)]
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_forty_tools_with_ten_arguments_each_have_a_grammar(name: str) -> None:
+    kinds: list[dict[str, Any]] = [{"type": "integer"}, {"type": "string"}, {"type": "boolean"}]
+    schema = {
+        "type": "object",
+        "properties": {f"argument_{k}": kinds[k % 3] for k in range(10)},
+        "required": ["argument_0"],
+        "additionalProperties": False,
+    }
+    schemas = {f"tool_{number}": schema for number in range(40)}
+    written = TAUGHT[name]
+    tokenizer = make_tokenizer(written.form, special=False)
+    grammar = compiled(written.form, tokenizer, {}, schemas=schemas)
+    text = compact(written, "any", {"argument_0": 7}).replace("any", "tool_39")
+    assert fits(grammar, tokenizer, text), text
