@@ -234,12 +234,17 @@ class TextService:
         await self.check_grammar(whole, param)
         return whole
 
-    def reasoning_meters(self, thinking: ReasoningState, count: int) -> list[ReasoningMeter]:
+    def reasoning_meters(
+        self, thinking: ReasoningState, count: int, skip_special_tokens: bool
+    ) -> list[ReasoningMeter]:
         """Return a counter of reasoning's tokens for each answer; none where there is none."""
         form = self.reasoning
         if form is None or thinking is ReasoningState.CLOSED:
             return []
-        return [ReasoningMeter(self.tokenizer, form, thinking) for _ in range(count)]
+        return [
+            ReasoningMeter(self.tokenizer, form, thinking, skip_special_tokens=skip_special_tokens)
+            for _ in range(count)
+        ]
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
         """Check that a grammar can be used.

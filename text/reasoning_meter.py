@@ -14,14 +14,24 @@ class ReasoningMeter:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, form: ReasoningFormat, thinking: ReasoningState
+        self,
+        tokenizer: Tokenizer,
+        form: ReasoningFormat,
+        thinking: ReasoningState,
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """thinking: the state of reasoning where the answer begins."""
+        """thinking: the state of reasoning where the answer begins
+        skip_special_tokens: False: the text of the answer has special tokens that are no marks
+        """
         self.tokens = 0
         self.open = thinking is ReasoningState.OPEN
         self._over = thinking is ReasoningState.CLOSED
         self._form = form
-        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False)
+        marks = tokenizer.special_marks((form.begin, form.end))
+        self._detokenizer = make_detokenizer(
+            tokenizer, skip_special_tokens, frozenset(marks.values())
+        )
         self._before = 0  # tokens that may be the mark of the beginning
         self._text = ""  # no more than may hold a part of the next mark
 

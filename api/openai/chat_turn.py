@@ -120,7 +120,9 @@ class ChatTurns:
             requests,
             skip_special_tokens=body.skip_special_tokens,
             mark_ids=frozenset(marks.values()),
-            meters=self.text.reasoning_meters(prompt.thinking, len(requests)),
+            meters=self.text.reasoning_meters(
+                prompt.thinking, len(requests), body.skip_special_tokens
+            ),
         )
         return ChatTurn(
             model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls

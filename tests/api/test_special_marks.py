@@ -141,3 +141,21 @@ async def test_stop_strings_are_looked_for_in_the_text_without_marks() -> None:
         reply = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
     assert reply["message"]["content"] == "I stop"
     assert reply["message"]["reasoning_content"] == "So."
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("skip", [True, False])
+async def test_reasoning_behind_a_special_token_is_counted_where_it_is_found(
+    skip: bool, special: bool
+) -> None:
+    says = "<s><think>So.</think>Hi."
+    async with serving("<tool_call>", says, special) as (client, backend):
+        body = BODY | {"skip_special_tokens": skip, "logprobs": True}
+        reply = (await client.post("/v1/chat/completions", json=body)).json()
+        ids = backend.tokenizer.encode(says)
+    (choice,) = reply["choices"]
+    counted = reply["usage"].get("completion_tokens_details", {"reasoning_tokens": 0})
+    assert choice["message"].get("reasoning_content", "") == ("So." if skip else "")
+    assert counted["reasoning_tokens"] == (len(ids) - len("Hi.") if skip else 0)
+    entries = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == ("Hi." if skip else says)

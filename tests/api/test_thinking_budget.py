@@ -97,6 +97,18 @@ async def test_reasoning_beyond_its_budget_is_closed(
         assert reply.usage.output_tokens == 40 + len(close) + seven
 
 
+async def test_reasoning_behind_a_special_token_has_its_budget_too(
+    thinker: Thinker, serve: Serve
+) -> None:
+    thinker.thoughts = "<s>" + Thinker.thoughts
+    async with connected(serve) as client:
+        reply = await client.messages.create(
+            model="toy", max_tokens=500, messages=HELLO, thinking=limited(40)
+        )
+    assert [block.type for block in reply.content] == ["thinking", "text"]
+    assert len(thinker.seen) == 2 and reply.usage.output_tokens < 80
+
+
 async def test_reasoning_that_ends_within_its_budget_is_left_alone(
     thinker: Thinker, serve: Serve
 ) -> None:
