@@ -28,7 +28,13 @@ class ChatEndpoint:
         body = await self.bodies.read(request, ChatBody)
         turn = await self.turns.begin(request, body)
         table = self.turns.text.table
-        form = ChatChoices(table, turn.parsers, bool(body.logprobs), body.parallel_tool_calls)
+        form = ChatChoices(
+            table,
+            turn.parsers,
+            bool(body.logprobs),
+            body.parallel_tool_calls,
+            body.separate_reasoning,
+        )
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         envelope = Envelope(
             f"chatcmpl-{turn.request_id}",

@@ -24,6 +24,7 @@ class ChatChoices:
     parsers: Sequence[AnswerParser]
     want_logprobs: bool
     parallel_calls: bool = True  # False: each choice has at most its first tool call
+    separate_reasoning: bool = True  # False: it is content, and so are its log probabilities
     _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
     _whole: set[int] = field(default_factory=set)  # choices that have a whole call
     _dropping: set[int] = field(default_factory=set)  # choices whose last call is not shown
@@ -117,6 +118,7 @@ class ChatChoices:
         if not self.want_logprobs:
             return None
         shown = [self._entry(entry) for entry in entries]
+        thought = thought if self.separate_reasoning else 0
         found: dict[str, Any] = {"content": shown[thought:], "refusal": None}
         return found | ({"reasoning_content": shown[:thought]} if thought else {})
 

@@ -199,3 +199,20 @@ async def test_reasoning_is_counted_and_log_probabilities_belong_to_their_part(
             reasoning = [e["token"] for p in parts for e in p.get("reasoning_content") or ()]
             assert "".join(content) == answer
             assert "".join(reasoning) == says.removesuffix(answer)
+
+
+@pytest.mark.parametrize("per_event", [1, 500])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_reasoning_that_is_content_are_those_of_content(
+    backend: FakeBackend, serve: Serve, stream: bool, per_event: int
+) -> None:
+    backend.per_event, backend.says = per_event, f"{THOUGHT}</think>yes"
+    async with connected(serve) as client:
+        made: Any = await client.chat.completions.create(
+            model="toy", messages=HELLO, logprobs=True, stream=stream,
+            extra_body={"separate_reasoning": False},
+        )  # fmt: skip
+        chunks = [chunk async for chunk in made] if stream else [made]
+    found = [c.choices[0].logprobs.model_dump() for c in chunks if c.choices[0].logprobs]
+    assert not any(part.get("reasoning_content") for part in found)
+    assert "".join(entry["token"] for part in found for entry in part["content"]) == backend.says
