@@ -5,6 +5,7 @@ from typing import Any
 
 import fake_backend
 import pytest
+from api.test_open_reasoning import CLOSES, FREE, OPENS
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
 
@@ -15,10 +16,6 @@ from baton.text.errors import GrammarError
 from baton.text.grammar import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
-_TURNS = "{%- for m in messages %}{{ m.role }}:{{ m.content }};{% endfor -%}"
-FREE = _TURNS + "assistant:{# <think> </think> #}"
-OPENS = _TURNS + "{% if add_generation_prompt %}assistant:<think>\n{% endif %}{# </think> #}"
-CLOSES = OPENS.replace("<think>\n", "<think>\n\n</think>\n\n")
 HELLO: Any = [{"role": "user", "content": "hello"}]
 SCHEMA = {
     "type": "object",
