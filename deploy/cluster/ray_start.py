@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import signal
-import warnings
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,16 +108,15 @@ def _start(config: RayConfig) -> None:
     }
     for left in reversed(range(_TRIES)):
         before = set(psutil.Process().children())
-        with _handles_dropped():
-            try:
-                with _loopback_kept():
-                    _init(config, options)
-                break
-            except Exception as err:  # Ray raises nothing narrower when its process does not start
-                message = f"Ray on this machine does not start: {err}{_end_children(before)}"
-                if not left:
-                    raise StartError(f"{message}; its logs are in {config.folder}") from err
-                _log.warning("%s; trying again", message)
+        try:
+            with _loopback_kept():
+                _init(config, options)
+            break
+        except Exception as err:  # Ray raises nothing narrower when its process does not start
+            message = f"Ray on this machine does not start: {err}{_end_children(before)}"
+            if not left:
+                raise StartError(f"{message}; its logs are in {config.folder}") from err
+            _log.warning("%s; trying again", message)
     _check_confined()
 
 
@@ -191,19 +190,6 @@ def _loopback_kept() -> Iterator[None]:
         services.resolve_ip_for_localhost = resolve
 
 
-@contextlib.contextmanager
-def _handles_dropped() -> Iterator[None]:
-    """Drop what a failed start left in memory: Ray's handles of the processes that were ended, each
-    of which warns that its process still runs.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            yield
-        finally:
-            gc.collect()
-
-
 def _check_confined() -> None:
     """Stop Ray and raise StartError where its node has another address than loopback's."""
     address = ray.util.get_node_ip_address()
@@ -228,4 +214,14 @@ def _end_children(before: set[psutil.Process]) -> str:
             child.kill()
             killed.append(child)
     psutil.wait_procs(killed, KILL_S)  # or each stays a zombie until this process ends
+    _tell_handles({child.pid for child in killed})
     return f"; its processes were {', '.join(told)}" if told else ""
+
+
+def _tell_handles(ended: set[int]) -> None:
+    """Let Ray's handles know that these processes have ended: each would warn, whenever it is
+    collected, that its process still runs.
+    """
+    for handle in gc.get_objects():
+        if issubclass(type(handle), subprocess.Popen) and handle.pid in ended:
+            handle.poll()

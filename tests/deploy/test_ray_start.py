@@ -32,7 +32,7 @@ class FailingRay:
         self.address = ""  # where it would listen
         self.shut = False
         self.left: list[psutil.Process] = []
-        self.handles: list[subprocess.Popen[bytes]] | None = []  # None: nobody keeps them
+        self.handles: list[subprocess.Popen[bytes]] = []
 
     def init(self, **options: object) -> None:
         self.calls.append(options)
@@ -41,15 +41,14 @@ class FailingRay:
             self.failures -= 1
             process = subprocess.Popen(["sleep", "60"])
             self.left.append(psutil.Process(process.pid))
-            if self.handles is not None:
-                self.handles.append(process)
+            self.handles.append(process)
             raise Exception("The current node timed out during startup.")
 
     def shutdown(self) -> None:
         self.shut = True
 
     def close(self) -> None:
-        for process in self.handles or ():
+        for process in self.handles:
             process.kill()
             process.wait()
 
@@ -77,9 +76,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingRay]:
 def test_it_is_tried_again_and_leaves_nothing_behind(
     fake: FailingRay, bystander: psutil.Process, tmp_path: Path
 ) -> None:
-    fake.failures, fake.handles = 2, None
+    fake.failures = 2
     ray_start.connect(RayConfig(folder=tmp_path))
     assert len(fake.calls) == 3
+    assert [handle.returncode for handle in fake.handles].count(None) == 0, "or they warn later"
     assert len(fake.left) == 2 and not any(process.is_running() for process in fake.left)
     assert bystander.is_running()
 
