@@ -197,12 +197,12 @@ def _packed_linear_native(
 
 
 def _rounded(native: Native, x: Tensor) -> Tensor | None:
-    """Return memory for x [T, K] in bfloat16, with zeros behind each row; None where rows are
-    few."""
+    """Return memory for x [T, K] in bfloat16, with zeros behind each row, and for rows up to the
+    next multiple of 16; None where rows are few."""
     rows, columns = x.shape
     if rows <= _ROUNDED_APART:
         return None
-    return native.empty(rows, -(-columns // 32) * 32, dtype=torch.bfloat16)
+    return native.empty(-(-rows // 16) * 16, -(-columns // 32) * 32, dtype=torch.bfloat16)
 
 
 def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:

@@ -35,6 +35,7 @@
 #include "sampling.h"
 #include "several_tokens.h"
 #include "team.h"
+#include "tiles.h"
 
 extern "C" {
 
@@ -160,6 +161,8 @@ int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
   return 0;
 #endif
 }
+
+int64_t baton_tiles() { return tiles_allowed(); }  // whether packed bfloat16 weights use tiles
 
 int64_t baton_wide_vectors() {  // whether a vector of 16 floats is one register
 #ifdef __AVX512F__

@@ -34,6 +34,8 @@ class Library:
         self._copy.restype = None
         loaded.baton_dots_bf16.restype = ctypes.c_int64
         self.dots_bf16 = bool(loaded.baton_dots_bf16())
+        loaded.baton_tiles.restype = ctypes.c_int64
+        self.tiles = bool(loaded.baton_tiles())
         loaded.baton_wide_vectors.restype = ctypes.c_int64
         self.wide_vectors = bool(loaded.baton_wide_vectors())
         self._functions = {

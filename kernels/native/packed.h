@@ -4,6 +4,7 @@
 
 #include "linear.h"
 #include "team.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace {
@@ -13,7 +14,8 @@ struct PackedLinear {
   const void* weight;  // [panels, steps, 16, inputs a step]: 16 outputs a panel
   const float* bias;   // [outputs] or null
   float* y;            // [rows, outputs]
-  Bf16* rounded;       // [rows, padded width], scratch; null where rows are few, or in float32
+  Bf16* rounded;       // [rows up to a multiple of 16, padded width], scratch; null where rows are
+                       // few, or in float32
   int64_t rows, columns, outputs, x_stride, dtype;
 };
 
@@ -126,6 +128,65 @@ void multiply_panels(const PackedLinear& a, Team& team, int64_t x_stride, F acti
   });
 }
 
+#ifdef BATON_TILES
+// R tiles of rows from `row` on times V panels from `panel` on.
+template <int R, int V>
+void tile_block(const PackedLinear& a, const Bf16* x, int64_t x_stride, int64_t panel,
+                int64_t row) {
+  const int64_t steps = (a.columns + 1) / 2;
+  const Bf16* weight = static_cast<const Bf16*>(a.weight) + panel * steps * 2 * LANES;
+  sum_tiles<R, V>(x + row * x_stride, x_stride, weight, steps);
+  constexpr int64_t APART = sizeof(float) * LANES;
+  alignas(64) float sums[4][TILE_ROWS * LANES];  // of tile 2 r + v
+  _tile_stored(0, sums[0], APART);
+  if constexpr (V > 1) _tile_stored(1, sums[1], APART);
+  if constexpr (R > 1) _tile_stored(2, sums[2], APART);
+  if constexpr (R > 1 && V > 1) _tile_stored(3, sums[3], APART);
+  for (int64_t v = 0; v < V; v++) {
+    const int64_t o = (panel + v) * LANES, n = a.outputs - o < LANES ? a.outputs - o : LANES;
+    const Vec bias = a.bias ? load_run(a.bias + o, n) : Vec{};
+    const int64_t rows = a.rows - row < R * TILE_ROWS ? a.rows - row : R * TILE_ROWS;
+    for (int64_t i = 0; i < rows; i++) {
+      const float* sum = sums[i / TILE_ROWS * 2 + v] + i % TILE_ROWS * LANES;
+      store_run(a.y + (row + i) * a.outputs + o, load(sum) + bias, n);
+    }
+  }
+}
+
+// `activations` returns rows up to the next multiple of TILE_ROWS where there are more than those;
+// what lies in the last ones is multiplied and left.
+template <class F>
+void multiply_tiles(const PackedLinear& a, Team& team, int64_t x_stride, F activations) {
+  constexpr int64_t PIECE = 4;  // panels of one piece of work: they stay in the cache for all rows
+  const int64_t all = (a.outputs + LANES - 1) / LANES;
+  const Tiles tiles(a.rows < TILE_ROWS ? a.rows : TILE_ROWS);
+  team.each((all + PIECE - 1) / PIECE, [&](int64_t part) {
+    const int64_t first = part * PIECE, end = first + PIECE < all ? first + PIECE : all;
+    const Bf16* x = activations();
+    for (int64_t row = 0; row < a.rows; row += 2 * TILE_ROWS) {
+      const bool two = a.rows - row > TILE_ROWS;
+      int64_t panel = first;
+      for (; a.rows > 1 && panel + 2 <= end; panel += 2) {
+        two ? tile_block<2, 2>(a, x, x_stride, panel, row)
+            : tile_block<1, 2>(a, x, x_stride, panel, row);
+      }
+      for (; panel < end; panel++) {
+        two ? tile_block<2, 1>(a, x, x_stride, panel, row)
+            : tile_block<1, 1>(a, x, x_stride, panel, row);
+      }
+    }
+  });
+}
+#endif
+
+template <class F>
+void multiply_bf16(const PackedLinear& a, Team& team, int64_t x_stride, F activations) {
+#ifdef BATON_TILES
+  if (a.rows && tiles_allowed()) return multiply_tiles(a, team, x_stride, activations);
+#endif
+  multiply_panels<Bf16>(a, team, x_stride, activations);
+}
+
 void packed_linear(const PackedLinear& a, Team& team) {
   if (a.dtype == FLOAT32) {
     return multiply_panels<float>(a, team, a.x_stride, [&] { return a.x; });
@@ -136,13 +197,13 @@ void packed_linear(const PackedLinear& a, Team& team) {
   };
   if (a.rounded) {
     team.each(a.rows, [&](int64_t row) { round(row, a.rounded + row * padded); });
-    multiply_panels<Bf16>(a, team, padded, [&] { return a.rounded; });
+    multiply_bf16(a, team, padded, [&] { return a.rounded; });
   } else {  // few rows: each thread for itself, at its first part, rather than wait for another
     struct Rounded {};
     Bf16* x = nullptr;
-    multiply_panels<Bf16>(a, team, padded, [&] {
+    multiply_bf16(a, team, padded, [&] {
       if (!x) {
-        x = scratch<Bf16, Rounded>(a.rows * padded);
+        x = scratch<Bf16, Rounded>((a.rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * padded);
         for (int64_t row = 0; row < a.rows; row++) round(row, x + row * padded);
       }
       return x;

@@ -1,4 +1,5 @@
-"""The native kernels without AVX-512 (x86-64-v3), and without fused multiply-add (x86-64-v2)."""
+"""The native kernels without AVX-512 (x86-64-v3), without fused multiply-add (x86-64-v2), and
+without the tile registers that this CPU may have."""
 
 import os
 import platform
@@ -14,29 +15,33 @@ ROOT = Path(__file__).parents[2]
 SOME = ("native", "native_mixers", "native_delta", "verify")
 ALL = (*SOME, "mla", "moe", "ranks_rows", "collective")
 FAMILIES = "tests/engine/test_speculation_families.py"
+WITHOUT_TILES = "-march=native -mno-amx-tile"
 
 
 @pytest.mark.parametrize(
-    ("instructions", "names", "families"),
+    ("options", "names", "families"),
     [
-        ("x86-64-v3", SOME, False),
-        pytest.param("x86-64-v3", ALL, True, marks=pytest.mark.chaos),
-        pytest.param("x86-64-v2", ALL, True, marks=pytest.mark.chaos),
+        ("-march=x86-64-v3", SOME, False),
+        (WITHOUT_TILES, ("native",), False),
+        pytest.param("-march=x86-64-v3", ALL, True, marks=pytest.mark.chaos),
+        pytest.param("-march=x86-64-v2", ALL, True, marks=pytest.mark.chaos),
     ],
 )
 def test_kernels_for_older_cpus_pass_the_tests_of_this_one(
-    instructions: str, names: tuple[str, ...], families: bool, tmp_path: Path
+    options: str, names: tuple[str, ...], families: bool, tmp_path: Path
 ) -> None:
     if platform.machine() != "x86_64":
         pytest.skip("older instructions are named for x86-64 alone")
-    if library.load() is None:
+    if (loaded := library.load()) is None:
         pytest.skip("no C++ compiler")
+    if options == WITHOUT_TILES and not loaded.tiles:
+        pytest.skip("this CPU has no tile registers, or Linux does not give them to this process")
     files = [f"tests/kernels/test_{name}.py" for name in names] + [FAMILIES] * families
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "kernels.older_cpu", *files],
         cwd=ROOT,
         env=os.environ
-        | {"PYTHONPATH": "tests", "OLDER_CPU": instructions, "XDG_CACHE_HOME": str(tmp_path)},
+        | {"PYTHONPATH": "tests", "OLDER_CPU": options, "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=550,
