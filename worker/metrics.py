@@ -1,6 +1,5 @@
 """A worker's Prometheus metrics, on a registry of their own."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from prometheus_client import Gauge, generate_latest
@@ -47,11 +46,6 @@ class WorkerMetrics:
         self._certificates = make.gauge(
             "certificate_expiry_seconds", "Time until a certificate's end.", "certificate"
         )
-        self._engine_cpu = make.gauge(
-            "engine_cpu_seconds",
-            "Processor time of the engine's thread at its last step; the rest of the process's is "
-            "that of messages, transfers and the threads of kernels.",
-        ).labels(**self._labels)
         self._status = StatusGauges(make)
         self.memory = MemoryGauges(make)
         self.transfers = TransferMetrics(make, role)
@@ -113,7 +107,7 @@ class WorkerMetrics:
     def observe_step(self, seconds: float) -> None:
         """Note a step, on the engine's thread."""
         self.step.observe(seconds)
-        self._engine_cpu.set(time.thread_time())
+        self.memory.note_engine_cpu()
 
 
 class StatusGauges:

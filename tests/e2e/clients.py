@@ -14,7 +14,7 @@ from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 
 DEADLINE_S = 120.0
 VOCAB_SIZE = 320
-"""Of the oracle's checkpoints."""
+"""The vocabulary of the oracle's checkpoints."""
 
 
 def prompts_of(
