@@ -20,7 +20,7 @@ from torch import Tensor
 from baton.core.errors import WeightsError
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -31,7 +31,10 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+"""The dtypes that are read, by their names in files."""
 # Bytes that are requested from the disk at once, and how far ahead of their use.
 _BLOCK = 8 << 20
 _READ_AHEAD = 64 << 20
@@ -150,14 +153,14 @@ class WeightFile:
             ) from error
 
     def _entry(self, name: str, value: dict[str, Any], data_start: int) -> Entry:
-        if value["dtype"] not in _DTYPES:
+        if value["dtype"] not in DTYPES:
             raise WeightsError(
                 f"{self.path}: tensor {name} has dtype {value['dtype']}; "
-                f"supported are {', '.join(_DTYPES)}"
+                f"supported are {', '.join(DTYPES)}"
             )
         first, last = value["data_offsets"]
         entry = Entry(
-            _DTYPES[value["dtype"]], tuple(value["shape"]), data_start + first, data_start + last
+            DTYPES[value["dtype"]], tuple(value["shape"]), data_start + first, data_start + last
         )
         if entry.nbytes != prod(entry.shape) * entry.dtype.itemsize or first < 0:
             raise WeightsError(

@@ -7,7 +7,7 @@ the whole model before any of it is read, and every fault is named at once.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import WeightsError
+from baton.engine.loading.expansion import expand, scale_values
+from baton.engine.loading.scales import is_unused_scale, pair_scales
 from baton.engine.loading.weight_file import WeightFile
 from baton.engine.loading.weight_part import WHOLE, WeightPart
+from baton.engine.settings.quantisation import BLOCK
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -118,11 +121,25 @@ class DummyWeights:
 
 
 class Checkpoint:
-    """The safetensors of a model folder, one file or sharded by an index; memory-mapped."""
+    """The safetensors of a model folder, one file or sharded by an index; memory-mapped.
 
-    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+    FP8 weights are read as if they were numbers of `dtype`; see `expand`. Their scales are no
+    tensors of the model.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: Progress | None = None,
+        dtype: torch.dtype = torch.float32,
+        block: tuple[int, int] = BLOCK,
+    ) -> None:
+        """block: the rows and columns of an FP8 weight that share a scale, where scales go by
+        block.
+        """
         self.folder = folder
         self._progress = progress
+        self._dtype = dtype
         self._begun: set[str] = set()  # tensors
         self._loaded = 0
         self._total = 0
@@ -138,6 +155,13 @@ class Checkpoint:
                 f"{folder} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the "
                 "files that it names (other formats are not read)"
             )
+        entries = {name: file.entries[name] for name, file in self._files.items()}
+        self._scales = pair_scales(entries, block, str(folder))
+
+    @property
+    def quantised(self) -> Set[str]:
+        """The names of the weights that the files hold in 8 bits."""
+        return self._scales.keys()
 
     def holds(self, name: str) -> bool:
         return name in self._files
@@ -153,16 +177,26 @@ class Checkpoint:
         return self._differing[name, other]
 
     def _same(self, name: str, other: str) -> bool:
-        first, second = (self._files[n].tensor(n) for n in (name, other))
-        wide = torch.promote_types(first.dtype, second.dtype)
+        first, second = (self._files[n].entries[n] for n in (name, other))
         same = first.shape == second.shape and all(
-            torch.equal(ours.to(wide), theirs.to(wide))
-            for ours, theirs in zip(
-                torch.split(first, _COMPARED_ROWS), torch.split(second, _COMPARED_ROWS), strict=True
-            )
+            _equal(ours, theirs)
+            for ours, theirs in zip(self._pieces(name), self._pieces(other), strict=True)
         )
         self.release(name)
         return same
+
+    def _pieces(self, name: str) -> Iterator[Tensor]:
+        """Yield the rows of a tensor, some at a time, before they are rounded to `dtype`."""
+        file = self._files[name]
+        rows = torch.split(file.tensor(name), _COMPARED_ROWS)
+        if name not in self._scales:
+            yield from rows
+            return
+        first = 0
+        for piece in rows:
+            part = WeightPart(0, (range(first, first + len(piece)),))
+            yield self._expanded(name, piece, part, torch.float32)
+            first += len(piece)
 
     def check(
         self,
@@ -177,6 +211,7 @@ class Checkpoint:
         """
         patterns = tuple(ignored)
         equal = {name for (name, _), differs in self._differing.items() if not differs}
+        scales = {scale.name for scale in self._scales.values()}
         missing = [
             f"{name} ({reasons[name]})" if reasons and name in reasons else name
             for name in required
@@ -187,6 +222,8 @@ class Checkpoint:
             for name in self._files
             if name not in required
             and name not in equal
+            and name not in scales
+            and not is_unused_scale(name)
             and not any(fnmatchcase(name, p) for p in patterns)
         ]
         misshapen = [
@@ -218,17 +255,34 @@ class Checkpoint:
         if self._progress is not None:
             self._progress(self._loaded, self._total)
         found = self._files[name].tensor(name, part)
+        if name in self._scales:
+            found = self._expanded(name, found, part, self._dtype)
+            self.release(name)
         return found if part.spans else found.view(shape)
+
+    def _expanded(self, name: str, values: Tensor, part: WeightPart, dtype: torch.dtype) -> Tensor:
+        scale = self._scales[name]
+        stored = self._files[scale.name].tensor(scale.name)
+        shape = scale.shape(self._files[name].entries[name].shape)
+        return expand(values, scale_values(stored).view(shape), scale.blocks, part, dtype)
 
     def release(self, name: str) -> None:
         self._files[name].release(name)
 
 
-def checkpoint_in(folder: Path) -> Checkpoint | None:
-    """Open the weights in `folder`; None where there are none. Raises WeightsError."""
+def checkpoint_in(folder: Path, block: tuple[int, int] = BLOCK) -> Checkpoint | None:
+    """Open the weights in `folder`; None where there are none. Raises WeightsError.
+
+    block: as of Checkpoint.
+    """
     if not any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
         return None
-    return Checkpoint(folder)
+    return Checkpoint(folder, block=block)
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    wide = torch.promote_types(first.dtype, second.dtype)
+    return torch.equal(first.to(wide), second.to(wide))
 
 
 def _listed(what: str, names: list[str]) -> str:
