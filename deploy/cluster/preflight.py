@@ -33,7 +33,7 @@ def check_model(config: EngineConfig) -> None:
     check_folder(folder)
     try:
         model = configured_model(config)
-        check_weights(model, Checkpoint(folder))
+        check_weights(model, Checkpoint(folder, block=model.quantisation.block))
         Tokenizer.from_folder(folder)
         ChatTemplate.from_folder(folder)
     except ConfigError as err:

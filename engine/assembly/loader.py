@@ -24,11 +24,13 @@ from baton.engine.loading.weights import (
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, configured_model
 from baton.engine.models.layers.vocabulary import HEAD
+from baton.engine.models.quantised import list_faults
 from baton.engine.models.scope import Scope
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
 from baton.engine.settings.choices import LoadFormat, WeightFormat
 from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.settings.quantisation import UNQUANTISED
 from baton.engine.sizing.available import available_memory, card_memory, check_budget
 from baton.engine.sizing.engine_options import check_ranks
 from baton.engine.sizing.plan import MemoryPlan
@@ -97,8 +99,10 @@ def load_part(
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
-    checkpoint = Checkpoint(model.folder, progress)
+    checkpoint = Checkpoint(model.folder, progress, model.dtype, model.quantisation.block)
     check_weights(model, checkpoint)
+    if shard.rank == 0:
+        _log_quantised(model, checkpoint)
     return ready_model(model, checkpoint, config, shard, comm)
 
 
@@ -113,7 +117,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
         model,
         config.tp,
         weight_format=config.weight_format,
-        checkpoint=None if dummy else checkpoint_in(model.folder),
+        checkpoint=None if dummy else checkpoint_in(model.folder, model.quantisation.block),
     )
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
@@ -197,6 +201,29 @@ def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
     patterns = FAMILIES[model.family].ignored
     ignored = [pattern.format(len(model.layers)) for pattern in patterns]
     checkpoint.check(needs.shapes, ignored, {HEAD: _UNTIED})
+
+
+def _log_quantised(model: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Log that weights are expanded, and the modules of which config and files disagree."""
+    quantised = checkpoint.quantised
+    if quantised:
+        log.info(
+            "%s: %d FP8 weights (%s) are expanded to %s, which they take the memory of",
+            model.folder,
+            len(quantised),
+            model.quantisation.name,
+            str(model.dtype).removeprefix("torch."),
+        )
+    if quantised or model.quantisation != UNQUANTISED:
+        needed = declared_weights(model, checkpoint).shapes
+        faults = list_faults(model.quantisation, quantised, needed)
+        if faults is not None:
+            log.warning(
+                "%s: its config (%s) and its weight files disagree, and the files are followed: %s",
+                model.folder,
+                model.quantisation.name,
+                faults,
+            )
 
 
 def declared_weights(config: ModelConfig, checkpoint: Checkpoint | None = None) -> DeclaredWeights:

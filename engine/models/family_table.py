@@ -5,6 +5,7 @@ line in the table.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from baton.engine.models.families import (
 )
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
+from baton.engine.models.quantised import read_quantisation
 from baton.engine.settings.config import EngineConfig, ModelConfig
 
 FAMILIES: dict[str, Family] = {
@@ -112,11 +114,7 @@ def read_config(
     `dtype`
     """
     fields = read_fields(folder)
-    if fields.has("quantization_config"):
-        method = fields.section("quantization_config").text("quant_method", "an unnamed method")
-        raise ConfigError(
-            f"{fields.where}: the weights are quantised ({method}); give a checkpoint in float32 "
-            "or bfloat16, which --weight-format int8 rounds to 8 bits at load"
-        )
+    quantisation = read_quantisation(fields, folder)
     dtypes = DTypes(dtype, conv_dtype or dtype, ssm_dtype)
-    return family_of(fields).read(fields, folder, dtypes)
+    config = family_of(fields).read(fields, folder, dtypes)
+    return replace(config, quantisation=quantisation)

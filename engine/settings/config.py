@@ -25,6 +25,7 @@ from baton.engine.settings.choices import (
     SpeculativeAlgorithm,
     WeightFormat,
 )
+from baton.engine.settings.quantisation import UNQUANTISED, Quantisation
 from baton.kernels.kernel_choice import KernelChoice
 
 
@@ -62,6 +63,7 @@ class ModelConfig:
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
     query_heads: int = 0  # of an attention layer; the memory plan's
     expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
+    quantisation: Quantisation = UNQUANTISED
 
     def part(self, rank: int, size: int) -> "ModelConfig":
         """Return the configuration with the states of tensor-parallel rank `rank` of `size`. Raises

@@ -14,8 +14,21 @@ from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 
 
+@dataclass(frozen=True)
+class ExpertNames:
+    """The checkpoint's names of an expert's three matrices."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+_COMMON_NAMES = ExpertNames()
+
+
 class SoftmaxTopKMoe:
-    """Experts are gated like GatedMlp, stacked: [experts, 2 * intermediate, hidden] gate first.
+    """Experts are gated like GatedMlp, stacked: [experts, 2 * intermediate, hidden] gate first. In
+    a quantised checkpoint each matrix may be a tensor of its own.
 
     Ranks divide the experts; see ExpertShare.
     """
@@ -39,9 +52,11 @@ class SoftmaxTopKMoe:
         self.kernels = scope.kernels
         self.comm = scope.comm
         self.router = scope.product(router, (experts, hidden), (), dtype=scope.dtype)
-        in_shape, out_shape = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
-        self.gate_up = scope.matrix(self.share.stacked(scope, gate_up, in_shape, 1))
-        self.down = scope.matrix(self.share.stacked(scope, down, out_shape, 2))
+        if scope.holds("experts.0.gate_proj.weight"):  # as llm-compressor writes them
+            pair = _separate(scope, self.share, hidden, _COMMON_NAMES)
+        else:
+            pair = _stacked(scope, self.share, hidden, gate_up, down)
+        self.gate_up, self.down = scope.matrix(pair[0]), scope.matrix(pair[1])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         logits = self.kernels.linear(x, self.router, None)
@@ -144,18 +159,6 @@ class GroupedRouter:
         )
 
 
-@dataclass(frozen=True)
-class ExpertNames:
-    """The checkpoint's names of an expert's three matrices."""
-
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-
-
-_COMMON_NAMES = ExpertNames()
-
-
 class RoutedSwiglu:
     """Experts that are gated like GatedMlp. In the checkpoint each matrix is a tensor of its own,
     or all experts' are one: [experts, 2 * intermediate, hidden], gate first.
@@ -180,18 +183,10 @@ class RoutedSwiglu:
         self.kernels = scope.kernels
         self.router = router
         if scope.holds("experts.gate_up_proj"):
-            in_shape, out_shape = (count, 2 * intermediate, hidden), (count, hidden, intermediate)
-            gate_up = share.stacked(scope, "experts.gate_up_proj", in_shape, 1)
-            down = share.stacked(scope, "experts.down_proj", out_shape, 2)
+            pair = _stacked(scope, share, hidden, "experts.gate_up_proj", "experts.down_proj")
         else:
-            pairs = [
-                [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
-                for expert in share.own
-            ]
-            singles = [[f"experts.{expert}.{names.down}.weight"] for expert in share.own]
-            gate_up = scope.stack(pairs, (intermediate, hidden), share.inner)
-            down = scope.stack(singles, (hidden, intermediate), share.inner, dim=1)
-        self.gate_up, self.down = scope.matrix(gate_up), scope.matrix(down)
+            pair = _separate(scope, share, hidden, names)
+        self.gate_up, self.down = scope.matrix(pair[0]), scope.matrix(pair[1])
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         chosen = self.share.local(*self.router(x))
@@ -244,6 +239,34 @@ class RoutedRelu2:
             x = self.latent[0](x)
         y = self.comm.all_reduce(self.kernels.experts_relu2(x, *chosen, self.up, self.down))
         return self.latent[1](y) if self.latent else y
+
+
+def _stacked(
+    scope: Scope, share: ExpertShare, hidden: int, gate_up: str, down: str
+) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of all experts' matrices, which are one tensor each of these names.
+
+    The first is [experts, 2 * intermediate, hidden], gate first; the second [experts, hidden,
+    intermediate].
+    """
+    width = share.intermediate
+    in_shape, out_shape = (share.experts, 2 * width, hidden), (share.experts, hidden, width)
+    return share.stacked(scope, gate_up, in_shape, 1), share.stacked(scope, down, out_shape, 2)
+
+
+def _separate(
+    scope: Scope, share: ExpertShare, hidden: int, names: ExpertNames
+) -> tuple[Tensor, Tensor]:
+    """Return the same two tensors as `_stacked`, of experts that have tensors of their own."""
+    pairs = [
+        [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
+        for expert in share.own
+    ]
+    singles = [[f"experts.{expert}.{names.down}.weight"] for expert in share.own]
+    return (
+        scope.stack(pairs, (share.intermediate, hidden), share.inner),
+        scope.stack(singles, (hidden, share.intermediate), share.inner, dim=1),
+    )
 
 
 def _check_groups(choice: GroupedTopK, least: int) -> None:

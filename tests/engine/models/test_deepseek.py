@@ -57,7 +57,7 @@ def test_layers_that_guess_further_tokens_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"kv_lora_rank": None, "v_head_dim": None}, "lacks kv_lora_rank, v_head_dim"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'; only 'sigmoid' works"),
         ({"n_group": 2, "topk_group": 1, "num_experts_per_tok": 3}, "3 a token"),

@@ -1,0 +1,203 @@
+"""Tests of what configurations say of quantised weights, and of where the files disagree."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.models.test_deepseek import V3
+from fp8_packing import BLOCKS, edit_config, pack
+
+from baton.bench.checkpoints import write_checkpoint
+from baton.core.errors import ConfigError
+from baton.engine.assembly.loader import load_model
+from baton.engine.models.family_table import read_config
+from baton.engine.settings.config import EngineConfig
+from baton.engine.settings.quantisation import UNQUANTISED, Quantisation
+
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": FLOAT8}},
+    "ignore": ["lm_head", "re:.*gate$"],
+    "kv_cache_scheme": None,
+}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+
+
+def groups(weights: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A configuration of compressed-tensors with one group of these weights."""
+    return {**COMPRESSED, "config_groups": {"g": {"weights": {**FLOAT8, **weights}, **fields}}}
+
+
+def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None = None) -> Any:
+    (folder / "config.json").write_text(json.dumps({**V3, **config}))
+    if modelopt is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(modelopt))
+    return read_config(folder, torch.float32, torch.float32).quantisation
+
+
+@pytest.mark.parametrize(
+    ("section", "wanted"),
+    [
+        ({"quant_method": "fp8"}, Quantisation("fp8")),
+        (
+            {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 32],
+             "modules_to_not_convert": ["lm_head"], "ignored_layers": ["a.b"]},
+            Quantisation("fp8", (64, 32), ("lm_head", "a.b")),
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+            Quantisation("fp8"),
+        ),
+        (COMPRESSED, Quantisation("compressed-tensors FP8", kept=("lm_head", "re:.*gate$"))),
+        (
+            groups({"strategy": "block", "block_structure": [64, 128]}, format="float-quantized"),
+            Quantisation("compressed-tensors FP8", (64, 128), ("lm_head", "re:.*gate$")),
+        ),
+        (
+            groups({"strategy": "block", "block_structure": "128x64"}),
+            Quantisation("compressed-tensors FP8", (128, 64), ("lm_head", "re:.*gate$")),
+        ),
+        (
+            groups({"strategy": "group", "group_size": 32}),
+            Quantisation("compressed-tensors FP8", (1, 32), ("lm_head", "re:.*gate$")),
+        ),
+        (MODELOPT, Quantisation("modelopt FP8", kept=("lm_head",))),
+        ({"quant_algo": "FP8"}, Quantisation("modelopt FP8")),
+        (
+            {**MODELOPT, "quant_algo": "FP8_PB_WO", "group_size": 64},
+            Quantisation("modelopt FP8_PB_WO", (64, 64), ("lm_head",)),
+        ),
+        (
+            {**MODELOPT, "quant_algo": "MIXED_PRECISION",
+             "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "FP8_PB_WO"}}},
+            Quantisation("modelopt MIXED_PRECISION", kept=("lm_head",)),
+        ),
+    ],
+)  # fmt: skip
+def test_fp8_is_read(tmp_path: Path, section: dict[str, Any], wanted: Quantisation) -> None:
+    assert read(tmp_path, {"quantization_config": section}) == wanted
+    assert read(tmp_path, {"text_config": {"quantization_config": section}}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        *(({"quant_method": name}, rf"quantised \({name}\)") for name in
+          ("gptq", "awq", "bitsandbytes", "gguf", "mxfp4", "torchao", "quark", "hqq", "exl3")),
+        ({}, r"quantised \(unnamed\)"),
+        ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, r"fp8 with fmt e4m3fnuz"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, r"fp8 with expert_dtype fp4"),
+        ({**COMPRESSED, "format": "pack-quantized"}, r"compressed-tensors, format pack-quantized"),
+        ({**COMPRESSED, "format": "int-quantized"}, r"compressed-tensors, format int-quantized"),
+        (groups({"type": "int"}), r"compressed-tensors, int8"),
+        (groups({}, format="nvfp4-pack-quantized"), r"format nvfp4-pack-quantized"),
+        ({**COMPRESSED, "config_groups": {}}, r"without config_groups"),
+        ({**COMPRESSED, "transform_config": {"config_groups": {"R1": {}}}}, r"transform_config"),
+        ({**MODELOPT, "quant_algo": "NVFP4"}, r"modelopt NVFP4"),
+        ({**MODELOPT, "quant_algo": "MXFP8"}, r"modelopt MXFP8"),
+        (
+            {**MODELOPT, "quant_algo": "MIXED_PRECISION",
+             "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}}},
+            r"modelopt MIXED_PRECISION with NVFP4",
+        ),
+    ],
+)  # fmt: skip
+def test_all_else_is_refused_with_what_works(
+    tmp_path: Path, section: dict[str, Any], said: str
+) -> None:
+    for config in (
+        {"quantization_config": section},
+        {"text_config": {"quantization_config": section}},
+    ):
+        with pytest.raises(ConfigError, match=f"{said}.*FP8 is read, of quant_method fp8"):
+            read(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "should be two sizes"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 0]}, "should be two sizes"),
+        ({**COMPRESSED, "ignore": ["re:(gate"]}, "no regular expression"),
+        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "a list of strings"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(tmp_path: Path, section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, {"quantization_config": section})
+
+
+def test_the_file_of_modelopt_counts_where_the_config_is_silent(tmp_path: Path) -> None:
+    own = {"producer": {"name": "modelopt"},
+           "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
+                            "exclude_modules": ["lm_head", "model.layers.0*"]}}  # fmt: skip
+    wanted = Quantisation("modelopt FP8", kept=("lm_head", "model.layers.0*"))
+    assert read(tmp_path, {}) == UNQUANTISED
+    assert read(tmp_path, {}, own) == wanted
+    assert read(tmp_path, {"quantization_config": {"quant_method": "fp8"}}).name == "fp8"
+    with pytest.raises(ConfigError, match=r"hf_quant_config.json.*quantised \(modelopt NVFP4\)"):
+        read(tmp_path, {}, {"quantization": {"quant_algo": "NVFP4"}})
+
+
+@pytest.mark.parametrize(
+    ("entry", "module", "kept"),
+    [
+        ("lm_head", "lm_head", True),
+        ("model.layers.3", "model.layers.3.mlp.up_proj", True),
+        ("model.layers.3", "model.layers.31.mlp.up_proj", False),
+        ("mlp.gate", "model.layers.3.mlp.gate", True),
+        ("mlp.gate", "model.layers.3.mlp.gate_proj", False),
+        ("model.layers.3*", "model.layers.31.mlp.gate_proj", True),
+        ("*conv1d*", "backbone.layers.0.mixer.conv1d", True),
+        ("re:.*gate$", "model.layers.3.mlp.gate", True),
+        ("re:.*gate$", "model.layers.3.mlp.gate_proj", False),
+        ("re:gate", "model.layers.3.mlp.gate", False),
+    ],
+)
+def test_lists_are_matched_in_every_quantiser_s_way(entry: str, module: str, kept: bool) -> None:
+    assert Quantisation("", kept=(entry,)).keeps(module) == kept
+
+
+def warnings(folder: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        load_model(EngineConfig(folder))
+    lines = [r for r in caplog.records if "FP8 weights" in r.message or "disagree" in r.message]
+    assert any("3 FP8 weights" in record.message for record in lines)
+    return [record.message for record in lines if record.levelno == logging.WARNING]
+
+
+def test_one_warning_names_the_modules_of_which_config_and_files_disagree(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = write_checkpoint(tmp_path / "plain", V3)
+    forms = {"*.layers.0.mlp.*.weight": BLOCKS}
+    section = {
+        "quant_method": "fp8",
+        "modules_to_not_convert": ["layers.1", "self_attn", "lm_head"],
+    }
+    folder = pack(plain, forms, "_scale_inv", {"quantization_config": section}).packed
+    assert warnings(folder, caplog) == []
+
+    listed = ["layers.1", "self_attn", "model.layers.0.mlp.up_proj"]
+    edit_config(folder, {"quantization_config": {**section, "modules_to_not_convert": listed}})
+    (line,) = warnings(folder, caplog)
+    assert line.endswith(
+        "disagree, and the files are followed: quantised in the files, though listed as not "
+        "converted: model.layers.0.mlp.up_proj; not quantised in the files, though not listed: "
+        "lm_head"
+    )
+
+    # DeepSeek's have no list, and leave head, embedding and routers as they are.
+    edit_config(folder, {"quantization_config": {"quant_method": "fp8"}})
+    assert warnings(folder, caplog) == []
+
+    edit_config(folder, {"quantization_config": None})
+    (line,) = warnings(folder, caplog)
+    assert "its config (no quantisation)" in line
+    assert "model.layers.0.mlp.down_proj" in line and "lm_head" not in line
