@@ -15,6 +15,7 @@ from baton.engine.assembly.loader import declared_weights
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.settings.config import ModelConfig
+from baton.engine.settings.quantisation import UNQUANTISED
 
 _VERIFIED = (
     "fp32: the 64 greedy tokens of transformers, and its logits within 1e-4 at a standard "
@@ -50,13 +51,20 @@ def _described(folder: Path) -> str:
         declared_weights(config)
     except ConfigError as err:
         raise StartError(f"--model {folder}: {err}") from err
-    return f"{config.family}: {_layers(config)}; {_state(config)}"
+    return f"{config.family}: {_layers(config)}; {_state(config)}{_weights(config)}"
 
 
 def _layers(config: ModelConfig) -> str:
     counts = Counter(mixer for layer in config.layers for mixer in layer)
     mixers = ", ".join(f"{count} {mixer}" for mixer, count in counts.items())
     return f"{len(config.layers)} layers ({mixers}), up to {config.max_model_len:,} tokens"
+
+
+def _weights(config: ModelConfig) -> str:
+    """Describe weights that are not kept as the files have them."""
+    if config.quantisation == UNQUANTISED:
+        return ""
+    return f"; weights by {config.quantisation.name}, which are expanded to --dtype in memory"
 
 
 def _state(config: ModelConfig) -> str:

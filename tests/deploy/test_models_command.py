@@ -56,7 +56,14 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
     ran = CliRunner().invoke(models, ["--model", write(tmp_path, NEMOTRON)])
     assert ran.exit_code == 0
     assert ran.output.startswith("nemotron_h: 4 layers (1 mamba2, 1 attention), up to 512 tokens")
-    assert "256 bytes of KV a token" in ran.output
+    assert ran.output.endswith("256 bytes of KV a token, in bfloat16\n")
+    quantised = {
+        **NEMOTRON,
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    }
+    ran = CliRunner().invoke(models, ["--model", write(tmp_path, quantised)])
+    assert ran.exit_code == 0
+    assert "; weights by modelopt FP8, which are expanded to --dtype in memory" in ran.output
 
 
 @pytest.mark.parametrize(
@@ -66,6 +73,7 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
         ({"moe_intermediate_size": None}, "lacks moe_intermediate_size"),
         ({"hybrid_override_pattern": "MX*"}, "unknown layer types X"),
         ({"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'; only 'relu2' works"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\).*FP8 is read"),
         ({"n_group": 3}, "4 experts cannot be chosen from 1 of 3 groups"),
         ({"model_type": "rwkv7"}, "model_type 'rwkv7' is not supported; supported are"),
     ],

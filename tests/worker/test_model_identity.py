@@ -1,0 +1,64 @@
+"""Tests of what workers call the same model: an FP8 checkpoint is not the one that it was made
+of."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from engine.models.test_deepseek import V3
+from fp8_packing import BLOCKS, Pair, pack
+
+from baton.bench.checkpoints import write_checkpoint
+from baton.core.errors import IncompatibleError
+from baton.engine.layout.layout import PageLayout, SlotLayout
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.family_table import read_config
+from baton.engine.settings.config import EngineConfig
+from baton.rpc.handshake import check_fingerprint
+from baton.transfer.memory.regions import EngineMemory
+from baton.worker.model_identity import worker_fingerprint
+
+CPU = torch.device("cpu")
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    model = read_config(folder, torch.bfloat16, torch.float32)
+    slots = SlotLayout(model.recurrent, model.conv_dtype, model.ssm_dtype)
+    pages = PageLayout(model.attention, 16, model.dtype)
+    memory = EngineMemory(StatePool(slots, 2, CPU), PagePool(pages, 2, CPU))
+    return worker_fingerprint(EngineConfig(folder, dtype=torch.bfloat16), model, memory)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    plain = write_checkpoint(tmp_path_factory.mktemp("fp8") / "plain", V3, torch.bfloat16)
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    return pack(plain, {"*_proj.weight": BLOCKS}, "_scale_inv", config)
+
+
+def differing(first: Path, second: Path) -> set[str]:
+    ours, theirs = fingerprint(first), fingerprint(second)
+    return {name for name in ours if ours[name] != theirs[name]}
+
+
+def test_two_copies_of_an_fp8_checkpoint_are_one_model(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.packed, tmp_path / "copy")
+    assert not differing(pair.packed, tmp_path / "copy")
+
+
+def test_an_fp8_checkpoint_and_its_original_are_two(pair: Pair, tmp_path: Path) -> None:
+    plain = pair.packed.with_name("plain")
+    for other in (plain, pair.expanded):
+        assert differing(pair.packed, other) == {"model", "weights"}
+    with pytest.raises(IncompatibleError, match="weights"):
+        check_fingerprint(fingerprint(pair.packed), fingerprint(plain), "decode-0", "prefill-0")
+
+    # ModelOpt's older checkpoints say in a file of their own that they are quantised.
+    silent = shutil.copytree(pair.packed, tmp_path / "silent")
+    shutil.copy(plain / "config.json", silent / "config.json")
+    own = {"quantization": {"quant_algo": "FP8_PB_WO"}}
+    (silent / "hf_quant_config.json").write_text(json.dumps(own))
+    assert differing(silent, plain) == {"weights"}
