@@ -4,8 +4,15 @@ import torch
 from torch import Tensor
 
 from baton.engine.loading.weight_part import WeightPart
+from baton.kernels import huge_pages
 
 _SLICE = 1 << 20  # values that are expanded at once
+_CPU = torch.device("cpu")
+# The bits of float32 that those of an FP8 number fill once they are moved up by 20: the sign, the
+# lowest of the exponent, the highest of the mantissa.
+_MOVED, _FILLED = 20, -0x8000_0000 | 0x07F0_0000
+_BIAS = 2.0**120  # of float32's exponents (127) over FP8's (7)
+_LARGEST = 448.0
 
 
 def scale_values(stored: Tensor) -> Tensor:
@@ -13,6 +20,20 @@ def scale_values(stored: Tensor) -> Tensor:
     if stored.dtype is torch.uint8:
         stored = stored.view(torch.float8_e8m0fnu)
     return stored.float()
+
+
+def numbers(values: Tensor, out: Tensor) -> Tensor:
+    """Return FP8 numbers as float32. They are made of their bits, which takes a quarter of the time
+    of torch's cast.
+
+    values: float8_e4m3fn; out: int32 of the same shape, whose memory the result takes
+    """
+    out.copy_(values.view(torch.int8))
+    found = out.bitwise_left_shift_(_MOVED).bitwise_and_(_FILLED).view(torch.float32).mul_(_BIAS)
+    least, most = (float(end) for end in torch.aminmax(found))
+    if max(-least, most) > _LARGEST:  # the bits of NaN read as 480
+        found.copy_(values)
+    return found
 
 
 def expand(
@@ -32,20 +53,25 @@ def expand(
     blocks: places along each dimension of the whole weight that share a scale
     part: the places of the whole weight that `values` holds; so a part may begin within a block
     """
-    expanded = torch.empty(values.shape, dtype=dtype)
+    # Large tensors go back to the system once the model has copied them, as does the buffer: the C
+    # library's heap would keep the holes between what stays.
+    expanded = huge_pages.empty(values.shape, dtype, _CPU)
+    if not values.numel():
+        return expanded
     last = values.dim() - 1
     for dim in range(last):
         scales = scales.index_select(dim, _blocks_along(dim, values, blocks, part))
     own = scales.flatten(0, -2)  # [rows of all leading dimensions, blocks of a row]
-    columns = _blocks_along(last, values, blocks, part)
+    runs = _runs(_blocks_along(last, values, blocks, part))
     source, target = values.flatten(0, -2), expanded.flatten(0, -2)
-    step = max(1, _SLICE // max(1, values.shape[-1]))
+    step = min(max(1, _SLICE // source.shape[1]), source.shape[0])
+    buffer = huge_pages.empty((step, source.shape[1]), torch.int32, _CPU)
     for first in range(0, source.shape[0], step):
-        rows = slice(first, first + step)
-        factors = own[rows]
-        if factors.shape[1] > 1:
-            factors = factors.index_select(1, columns)
-        target[rows] = source[rows].float().mul_(factors)
+        stored, factors = source[first : first + step], own[first : first + step]
+        exact = numbers(stored, buffer[: stored.shape[0]])
+        for block, columns in runs:
+            exact[:, columns].mul_(factors[:, block : block + 1])
+        target[first : first + step] = exact
     return expanded
 
 
@@ -56,3 +82,11 @@ def _blocks_along(dim: int, values: Tensor, blocks: tuple[int, ...], part: Weigh
     else:
         places = torch.arange(values.shape[dim])
     return places // blocks[dim]
+
+
+def _runs(blocks: Tensor) -> list[tuple[int, slice]]:
+    """Return the neighbours that are in one block: that block, and their places."""
+    each, counts = torch.unique_consecutive(blocks, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    return list(zip(each.tolist(), map(slice, starts, ends), strict=True))

@@ -140,6 +140,19 @@ def test_numbers_worked_by_hand(tmp_path: Path) -> None:
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
 
 
+def test_every_number_is_what_torch_says() -> None:
+    def numbers(values: Tensor) -> Tensor:
+        return expansion.numbers(values, torch.full(values.shape, -1, dtype=torch.int32))
+
+    every = torch.arange(256, dtype=torch.uint8).view(FP8)
+    known = every[every.float().isfinite()]
+    assert len(known) == 254
+    assert torch.equal(numbers(known).view(torch.int32), known.float().view(torch.int32))
+    for number in every.split(1):
+        assert numbers(number).isnan().equal(number.float().isnan())
+    assert torch.equal(numbers(every).isnan(), every.float().isnan())
+
+
 def test_blocks_may_be_of_another_size(tmp_path: Path) -> None:
     weight, scales = values(300, 200), positive((5, 7))
     whole = scales.repeat_interleave(64, 0)[:300].repeat_interleave(32, 1)[:, :200]
