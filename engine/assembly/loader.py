@@ -1,7 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from baton.engine.loading.weights import (
     DeclaredWeights,
     DummyWeights,
     Progress,
+    Shape,
     WeightSource,
     checkpoint_in,
 )
@@ -100,9 +101,9 @@ def load_part(
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
     checkpoint = Checkpoint(model.folder, progress, model.dtype, model.quantisation.block)
-    check_weights(model, checkpoint)
+    needed = check_weights(model, checkpoint)
     if shard.rank == 0:
-        _log_quantised(model, checkpoint)
+        _log_quantised(model, checkpoint, needed)
     return ready_model(model, checkpoint, config, shard, comm)
 
 
@@ -193,17 +194,18 @@ def ready_model(
     return built
 
 
-def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint holds what the model needs, and nothing else. Raises
-    WeightsError.
+def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> Mapping[str, Shape]:
+    """Check that the checkpoint holds what the model needs, and nothing else. Return the shapes of
+    the tensors that it needs. Raises WeightsError.
     """
     needs = declared_weights(model, checkpoint)
     patterns = FAMILIES[model.family].ignored
     ignored = [pattern.format(len(model.layers)) for pattern in patterns]
     checkpoint.check(needs.shapes, ignored, {HEAD: _UNTIED})
+    return needs.shapes
 
 
-def _log_quantised(model: ModelConfig, checkpoint: Checkpoint) -> None:
+def _log_quantised(model: ModelConfig, checkpoint: Checkpoint, needed: Mapping[str, Shape]) -> None:
     """Log that weights are expanded, and the modules of which config and files disagree."""
     quantised = checkpoint.quantised
     if quantised:
@@ -215,7 +217,6 @@ def _log_quantised(model: ModelConfig, checkpoint: Checkpoint) -> None:
             str(model.dtype).removeprefix("torch."),
         )
     if quantised or model.quantisation != UNQUANTISED:
-        needed = declared_weights(model, checkpoint).shapes
         faults = list_faults(model.quantisation, quantised, needed)
         if faults is not None:
             log.warning(

@@ -19,7 +19,8 @@ _READ = (
 _BLOCK_ALGORITHMS = ("FP8_PB_WO", "FP8_BLOCK_SCALES")
 _FP8_ALGORITHMS = ("FP8", *_BLOCK_ALGORITHMS, "FP8_PER_CHANNEL_PER_TOKEN")
 _MIXED = "MIXED_PRECISION"
-# Formats of compressed-tensors that store FP8 numbers as they are; the second is an older name.
+# Formats of compressed-tensors that store FP8 numbers as they are; the second, without scales of
+# activations.
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 # Modules that quantisers leave as they are, listed or not.
 _NEVER = ("embed_tokens", "embeddings", "embedding", "gate", "router")

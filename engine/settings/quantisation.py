@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cached_property
 
 BLOCK = (128, 128)
 """The rows and columns of a weight that share a scale, where scales go by block."""
 _REGULAR = "re:"  # begins an entry that is a regular expression, as compressed-tensors has them
+_WILD = frozenset("*?[")
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,29 @@ class Quantisation:
         Quantisers match differently, so every way counts: a whole name, a run of its parts between
         dots, a pattern of a shell, and a regular expression at its beginning.
         """
-        return any(_matches(entry, module) for entry in self.kept)
+        parts = module.split(".")
+        ends = range(len(parts) + 1)
+        runs = (".".join(parts[first:end]) for end in ends for first in range(end))
+        # Looked up, not compared one by one: there may be hundreds of entries for 100,000 modules.
+        if not self._names.isdisjoint(runs):
+            return True
+        return any(pattern.match(module) for pattern in self._patterns)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(entry for entry in self.kept if _pattern(entry) is None)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        patterns = (_pattern(entry) for entry in self.kept)
+        return tuple(re.compile(pattern) for pattern in patterns if pattern is not None)
 
 
-def _matches(entry: str, module: str) -> bool:
+def _pattern(entry: str) -> str | None:
+    """Return the regular expression that an entry stands for; None where it is a plain name."""
     if entry.startswith(_REGULAR):
-        return re.match(entry.removeprefix(_REGULAR), module) is not None
-    return f".{entry}." in f".{module}." or fnmatchcase(module, entry)
+        return entry.removeprefix(_REGULAR)
+    return None if _WILD.isdisjoint(entry) else translate(entry)
 
 
 UNQUANTISED = Quantisation("no quantisation", kept=("*",))

@@ -1,6 +1,7 @@
 """FP8 checkpoints of every way of naming, loaded whole and in parts, beside the same weights
 expanded by a reference of the tests' own."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fp8_packing import (
     Form,
     Pair,
     edit_tensors,
+    in_blocks,
     pack,
     rounded_rows,
 )
@@ -26,8 +28,11 @@ from step_driver import StepDriver
 from torch import Tensor
 
 from baton.bench.checkpoints import write_checkpoint
+from baton.deploy.cluster.preflight import check_model
 from baton.engine.assembly.loader import build_model, load_model, planned_memory
 from baton.engine.collectives.comm import Shard
+from baton.engine.loading import weights
+from baton.engine.loading.expansion import expand
 from baton.engine.loading.weight_part import WHOLE as ALL
 from baton.engine.loading.weight_part import WeightPart
 from baton.engine.loading.weights import Checkpoint, Shape
@@ -237,6 +242,11 @@ def split_experts(folder: Path) -> None:
     edit_tensors(folder, change)
 
 
+def logits(config: EngineConfig) -> Tensor:
+    driver = StepDriver(load_model(config))
+    return driver.prefill(driver.start(PROMPT))
+
+
 class BothRead:
     """A source that reads from two checkpoints, which must give the same bits."""
 
@@ -326,15 +336,11 @@ def test_progress_counts_the_bytes_of_the_files(pairs: dict[str, Pair]) -> None:
 
 
 def test_weights_may_be_rounded_to_int8_instead(pairs: dict[str, Pair]) -> None:
-    def logits(folder: Path, form: WeightFormat) -> Tensor:
-        driver = StepDriver(load_model(EngineConfig(folder, weight_format=form)))
-        return driver.prefill(driver.start(PROMPT))
-
     pair = pairs["llama"]
-    rounded = logits(pair.packed, WeightFormat.INT8)
-    wanted = logits(pair.expanded, WeightFormat.INT8)
+    rounded = logits(EngineConfig(pair.packed, weight_format=WeightFormat.INT8))
+    wanted = logits(EngineConfig(pair.expanded, weight_format=WeightFormat.INT8))
     torch.testing.assert_close(rounded, wanted, rtol=0, atol=1e-5)
-    assert not torch.equal(rounded, logits(pair.packed, WeightFormat.MODEL))
+    assert not torch.equal(rounded, logits(EngineConfig(pair.packed)))
 
 
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "other"])
@@ -351,3 +357,39 @@ def test_a_head_in_fp8_is_compared_with_the_embedding_by_value(tmp_path: Path, e
     )
     more = load_model(EngineConfig(pair.packed)).weight_bytes - tied
     assert more == 0 if equal else more >= 320 * 320 * 4
+
+
+def test_experts_of_their_own_are_those_that_are_stacked(tmp_path: Path) -> None:
+    stacked = write_checkpoint(tmp_path / "stacked", _GRANITE, seed=6)
+    split = shutil.copytree(stacked, tmp_path / "split")
+    split_experts(split)
+    for ranks in (1, 2):
+        found, wanted = (say_together(each, PROMPT, [7], ranks) for each in (split, stacked))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_blocks_have_the_size_that_the_config_names(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", _LLAMA, seed=8)
+    config = {"quantization_config": {**_BY_BLOCK, "weight_block_size": [96, 64]}}
+    pair = pack(plain, {"*_proj.weight": in_blocks(96, 64)}, "_scale_inv", config)
+    options = EngineConfig(pair.packed, memory_bytes=1 << 30)
+    check_model(options)
+    assert planned_memory(options).weight_bytes <= load_model(options).weight_bytes
+    wanted = logits(EngineConfig(pair.expanded))
+    torch.testing.assert_close(logits(options), wanted, rtol=0, atol=1e-5)
+
+
+def test_a_model_in_bfloat16_never_holds_a_weight_in_float32(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.dtype] = []
+
+    def watched(*given: Any) -> Tensor:
+        expanded = expand(*given)
+        made.append(expanded.dtype)
+        return expanded
+
+    monkeypatch.setattr(weights, "expand", watched)
+    load_model(EngineConfig(pairs["deepseek3"].packed, dtype=torch.bfloat16))
+    assert len(made) == len(pairs["deepseek3"].quantised)
+    assert set(made) == {torch.bfloat16}

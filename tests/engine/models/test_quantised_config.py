@@ -66,6 +66,11 @@ def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None =
             groups({"strategy": "group", "group_size": 32}),
             Quantisation("compressed-tensors FP8", (1, 32), ("lm_head", "re:.*gate$")),
         ),
+        (
+            # As compressed-tensors 0.20 calls FP8 weights without scales of activations.
+            groups({}, format="naive-quantized"),
+            Quantisation("compressed-tensors FP8", kept=("lm_head", "re:.*gate$")),
+        ),
         (MODELOPT, Quantisation("modelopt FP8", kept=("lm_head",))),
         ({"quant_algo": "FP8"}, Quantisation("modelopt FP8")),
         (
@@ -157,6 +162,9 @@ def test_the_file_of_modelopt_counts_where_the_config_is_silent(tmp_path: Path) 
         ("re:.*gate$", "model.layers.3.mlp.gate", True),
         ("re:.*gate$", "model.layers.3.mlp.gate_proj", False),
         ("re:gate", "model.layers.3.mlp.gate", False),
+        ("layers", "model.layers.3.mlp.gate", True),
+        ("layer", "model.layers.3.mlp.gate", False),
+        ("[ab].x", "b.x", True),
     ],
 )
 def test_lists_are_matched_in_every_quantiser_s_way(entry: str, module: str, kept: bool) -> None:
