@@ -53,9 +53,10 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both ends
-    folder, number, options = sys.argv[1:]
-    tokenizer = Tokenizer.from_folder(folder)
-    template = ChatTemplate.from_folder(folder, TemplateOptions.from_json(options))
+    folder, number, given = sys.argv[1:]
+    options = TemplateOptions.from_json(given)
+    tokenizer = Tokenizer.from_folder(folder, options)
+    template = ChatTemplate.from_folder(folder, options)
     text = TextService(tokenizer, template, alone=True)
     with asyncio.Runner() as runner, socket.socket(fileno=int(number)) as end:
         while (job := _next_job(end)) is not None:

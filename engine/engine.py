@@ -144,8 +144,9 @@ class Engine:
         config = with_memory(config)
         model = load_model(config, weights)
         with ending_ranks(model):
-            has_text = (config.model / "tokenizer.json").is_file()
-            return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+            if not (config.model / "tokenizer.json").is_file():
+                return cls(config, model, None)
+            return cls(config, model, Tokenizer.from_folder(config.model, None, config.end_ids))
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register a listener for the layers of held requests' last chunks. Call this before the

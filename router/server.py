@@ -109,7 +109,7 @@ class RouterServer:
         config, owner = self._config, self._owner
         owner.use_running_loop()
         tls = None if config.client_tls is None else ClientTls(config.client_tls)
-        tokenizer = Tokenizer.from_folder(config.model)
+        tokenizer = Tokenizer.from_folder(config.model, config.template)
         template = ChatTemplate.from_folder(config.model, config.template)
         text = TextService(tokenizer, template, closed_objects=config.closed_objects)
         opening.callback(text.close)

@@ -104,7 +104,7 @@ class StandaloneWorker:
         config, clients = self._config, self._clients
         tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
         folder = config.engine.model
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer = Tokenizer.from_folder(folder, clients.template)
         template = ChatTemplate.from_folder(folder, clients.template)
         text = TextService(tokenizer, template, closed_objects=clients.closed_objects)
         opening.callback(text.close)

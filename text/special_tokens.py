@@ -18,8 +18,7 @@ class SpecialTokens:
     by_name: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and its like -> the token's text, as chat templates refer to them."""
     configured_stop_ids: frozenset[int] = frozenset()
-    """eos ids of generation_config.json and config.json together: the ids at which an engine ends
-    an answer."""
+    """eos ids of generation_config.json and config.json together, which end an answer."""
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
@@ -31,9 +30,13 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
             text = _token_text(config.get(name), folder / file, name)
             if text is not None:
                 texts[name] = text
-    files = ("generation_config.json", "config.json")
-    ids = [_eos_ids(read_json_object(folder / file), folder / file) for file in files]
-    return SpecialTokens(texts, frozenset().union(*ids))
+    ids = frozenset[int]()
+    for file in ("generation_config.json", "config.json"):
+        config = read_json_object(folder / file)
+        text = config.get("text_config")  # of a model that sees images
+        for each in (config, text if isinstance(text, dict) else {}):
+            ids |= _eos_ids(each, folder / file)
+    return SpecialTokens(texts, ids)
 
 
 def _token_text(value: Any, path: Path, name: str) -> str | None:

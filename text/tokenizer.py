@@ -1,14 +1,20 @@
 """The conversion of text to token ids and back, by a Hugging Face folder's fast tokenizer."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 
 from baton.text.byte_table import ByteTable, longest_token
+from baton.text.chat_template import ChatTemplate
 from baton.text.errors import EncodingError, TokenizerFileError
 from baton.text.model_folder import read_text
 from baton.text.special_tokens import SpecialTokens, read_special_tokens
+from baton.text.template_options import TemplateOptions
+from baton.text.turn_ends import turn_ends
+
+_log = logging.getLogger(__name__)
 
 
 class Tokenizer:
@@ -16,13 +22,20 @@ class Tokenizer:
     tokens look like.
 
     `stop_ids` end an answer unless the request ignores them: the eos ids of
-    generation_config.json and config.json, and the tokenizer's own eos token.
+    generation_config.json and config.json, the tokenizer's own eos token, and the token with which
+    the chat template ends a turn.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special: SpecialTokens, folder: Path | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        folder: Path | None = None,
+        more_stop_ids: Collection[int] = (),
     ) -> None:
-        """folder: where its files are, for other processes that need it too."""
+        """folder: where its files are, for other processes that need it too. more_stop_ids: beside
+        those of the configs.
+        """
         # Files saved after training often carry the training run's truncation
         # and padding; a server that obeys them answers another prompt.
         backend.no_truncation()
@@ -47,11 +60,20 @@ class Tokenizer:
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         own = frozenset() if self.eos_id is None else frozenset({self.eos_id})
-        self.stop_ids = special.configured_stop_ids | own
+        self.stop_ids = special.configured_stop_ids.union(own, more_stop_ids)
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> "Tokenizer":
-        """Read tokenizer.json and the configs beside it, or raise `TokenizerFileError`."""
+    def from_folder(
+        cls,
+        folder: str | Path,
+        options: TemplateOptions | None = None,
+        more_stop_ids: Collection[int] = (),
+    ) -> "Tokenizer":
+        """Read tokenizer.json and the configs beside it, or raise `TokenizerFileError`.
+
+        options: of a chat template whose end of a turn ends answers too, beside the folder's.
+        more_stop_ids: further ends.
+        """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -64,7 +86,20 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(source)
         except Exception as err:  # the library raises bare Exception for every bad file
             raise TokenizerFileError(f"{path} is not a tokenizer file: {err}") from err
-        return cls(backend, read_special_tokens(folder), folder)
+        added = {each.content: i for i, each in backend.get_added_tokens_decoder().items()}
+        ends = _template_ends(folder, None, added).union(more_stop_ids)
+        if options is not None and options.file is not None:
+            ends |= _template_ends(folder, options, added)
+        special = read_special_tokens(folder)
+        tokenizer = cls(backend, special, folder, ends)
+        if unnamed := ends - special.configured_stop_ids - {tokenizer.eos_id}:
+            _log.info(
+                "answers also end at %s: the chat template ends a turn so, though no eos_token_id "
+                "or eos_token of %s says it",
+                ", ".join(f"{tokenizer.piece(token)!r} ({token})" for token in sorted(unnamed)),
+                folder,
+            )
+        return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the text's token ids. Raises EncodingError for text that is not Unicode.
@@ -174,6 +209,17 @@ def _check_unicode(text: str) -> None:
         raise EncodingError(
             f"the text has a lone surrogate at character {err.start}; expected valid Unicode"
         ) from err
+
+
+def _template_ends(
+    folder: Path, options: TemplateOptions | None, added: Mapping[str, int]
+) -> frozenset[int]:
+    try:
+        template = ChatTemplate.from_folder(folder, options)
+    except TokenizerFileError:
+        # An engine needs none. Servers of clients read it themselves, and refuse it.
+        return frozenset()
+    return turn_ends(template, added)
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

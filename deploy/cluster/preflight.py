@@ -1,6 +1,7 @@
 """Checks before anything starts, so that a wrong folder fails within a second."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +17,7 @@ from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.available import check_budget
 from baton.text.chat_template import ChatTemplate
+from baton.text.template_options import TemplateOptions
 from baton.text.tokenizer import Tokenizer
 from baton.transfer.channels import registry
 from baton.transfer.channels.names import AUTO
@@ -24,10 +26,10 @@ from baton.transfer.errors import ChannelError
 from baton.worker.state_options import StateReturn
 
 
-def check_model(config: EngineConfig) -> None:
+def check_model(config: EngineConfig, template: TemplateOptions | None = None) -> None:
     """Check a model's folder, config, tensor names and shapes, tokenizer and chat template.
 
-    Reads headers, not weights. Raises StartError.
+    template: options for the chat template. Reads headers, not weights. Raises StartError.
     """
     folder = config.model
     check_folder(folder)
@@ -35,9 +37,20 @@ def check_model(config: EngineConfig) -> None:
         model = configured_model(config)
         check_weights(model, Checkpoint(folder, block=model.quantisation.block))
         Tokenizer.from_folder(folder)
-        ChatTemplate.from_folder(folder)
+        ChatTemplate.from_folder(folder, template)
     except ConfigError as err:
         raise StartError(f"--model {folder}: {err}") from err
+
+
+def with_ends(config: EngineConfig, template: TemplateOptions) -> EngineConfig:
+    """Return options of an engine that ends answers where the operator's chat template ends turns.
+
+    An engine finds the ends of the model's own template by itself.
+    """
+    if template.file is None:
+        return config
+    ends = Tokenizer.from_folder(config.model, template).stop_ids
+    return replace(config, end_ids=tuple(sorted(ends)))
 
 
 def check_device(config: EngineConfig, *, here: bool) -> None:

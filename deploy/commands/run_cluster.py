@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from baton.core.supervised import ProcessSupervisor
-from baton.deploy.cluster.preflight import check_device, check_model
+from baton.deploy.cluster.preflight import check_device, check_model, with_ends
 from baton.deploy.cluster.ray_lost import RayWatch, watching_ray
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.commands.run_detached import run_detached
@@ -45,7 +45,8 @@ def run_cluster(
         console.print(f"device: {device} ({why})", highlight=False, soft_wrap=True)
     config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
     check_device(config.engine, here=config.ray_address is None)
-    check_model(config.engine)
+    check_model(config.engine, config.router.template)
+    config = replace(config, engine=with_ends(config.engine, config.router.template))
     if detach:
         run_detached(console, config)
         return

@@ -15,7 +15,7 @@ from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError, RankError, StoppedError
 from baton.core.role import Role
 from baton.deploy.access_options import client_tls_from
-from baton.deploy.cluster.preflight import check_device, check_model
+from baton.deploy.cluster.preflight import check_device, check_model, with_ends
 from baton.deploy.cluster.wiring import MOST_TICKETS
 from baton.deploy.config_from import device_from, engine_from
 from baton.deploy.errors import EngineLostError, StartError
@@ -54,7 +54,8 @@ def run_worker(
     engine = replace(engine_from(options), tp=options["tp"], rank_timeout_s=options["rank_timeout"])
     engine_config = _engine_config(engine, role, threads)
     check_device(engine_config, here=True)
-    check_model(engine_config)
+    check_model(engine_config, clients.template)
+    engine_config = with_ends(engine_config, clients.template)
     try:
         config = _worker_config(role, host, engine_config, options)
         if warning := address_warning(config):

@@ -140,6 +140,8 @@ class EngineConfig:
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
     # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
     mamba_full_memory_ratio: float | None = None
+    # Tokens that end answers beside those of the model's folder: of --chat-template.
+    end_ids: tuple[int, ...] = ()
 
     @property
     def conv_dtype(self) -> torch.dtype:

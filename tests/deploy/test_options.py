@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -103,7 +103,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
     """Every field has an option, except those that depend on the other workers, which the cluster
     decides, and those that only `baton worker` has."""
     decided = {"model", "workers_on_host", "tickets", "threads", "tp", "rank_timeout_s"}
-    decided |= {"staging_bytes"}
+    decided |= {"staging_bytes", "end_ids"}
     given = parse_cluster(
         "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
         "--load-format", "dummy", "--weight-format", "int8", "--page-size", "32",
@@ -243,12 +243,18 @@ def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in (serve_command, worker_command):
         monkeypatch.setattr(command, "check_folder", lambda folder: None)
     for run in (run_cluster, run_worker):
-        monkeypatch.setattr(run, "check_model", lambda engine: None)
+        monkeypatch.setattr(run, "check_model", lambda engine, template: None)
+        monkeypatch.setattr(run, "with_ends", with_length_of_name)
     monkeypatch.setattr(run_cluster, "Supervisor", StoppedAtStartError.start)
     monkeypatch.setattr(run_worker, "StandaloneWorker", StoppedAtStartError.start)
     monkeypatch.setattr(run_worker.Engine, "load", lambda config: None)
     for tuning in ("keep_freed_memory", "switch_often"):
         monkeypatch.setattr(run_worker, tuning, lambda: None)
+
+
+def with_length_of_name(engine: EngineConfig, template: TemplateOptions) -> EngineConfig:
+    """Stand for the ends of an operator's template."""
+    return engine if template.file is None else replace(engine, end_ids=(len(template.file.name),))
 
 
 def run_command(command: click.Command, *words: str) -> Any:
@@ -311,6 +317,17 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     router = wired(config, ports, ports).router()
     assert isinstance(router, RouterConfig)
     assert unset(router) == {"control"}, "the supervisor sets it"
+
+
+@pytest.mark.usefixtures("starts_nothing")
+def test_engines_are_told_the_ends_of_an_operators_template(tmp_path: Path) -> None:
+    words = ("--chat-template", __file__)
+    ends = (len(Path(__file__).name),)
+    serve = run_command(serve_command.serve, *words)
+    assert serve.engine.end_ids == ends
+    assert wired(serve).worker(Member(Role.DECODE, 0)).engine.end_ids == ends
+    assert run_command(worker_command.worker, *words).engine.end_ids == ends
+    assert run_command(serve_command.serve).engine.end_ids == ()
 
 
 @pytest.mark.usefixtures("starts_nothing")

@@ -1,6 +1,7 @@
 """Stop strings and stop tokens: where the output ends and what is cut from its text."""
 
 import random
+from pathlib import Path
 
 import pytest
 from engine.engines import finish_of, greedy, make_engine, run, tokens_of
@@ -9,6 +10,7 @@ from toy_tokenizer import byte_level
 
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 from baton.engine.request.events import RequestFinished
 from baton.engine.request.request import RequestSpec
@@ -127,6 +129,42 @@ def test_a_given_stop_token_below_the_minimum_does_not_count() -> None:
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         make_engine().submit(RequestSpec("a", (1,), greedy(stop=("x",))))
+
+
+def ends_turns_with(folder: Path, token: str) -> Tokenizer:
+    """Return a tokenizer whose chat template alone says what ends an answer."""
+    byte_level().save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + token + "{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return Tokenizer.from_folder(folder)
+
+
+def test_an_answer_ends_where_the_chat_template_ends_a_turn(tmp_path: Path) -> None:
+    tokenizer = ends_turns_with(tmp_path, "<|system|>")
+    (end,) = tokenizer.stop_ids
+    rng = random.Random(7)
+    prompts = (tuple(rng.randrange(97) for _ in range(4)) for _ in range(2000))
+    answers = ((each, expected_tokens(HashModel(), each, COUNT)) for each in prompts)
+    prompt, expected = next((p, tokens) for p, tokens in answers if end in tokens[2:])
+    at = expected.index(end)
+    tokens, finish = answer(tokenizer, prompt, SamplingParams(temperature=0.0, max_tokens=COUNT))
+    assert tokens == expected[: at + 1]
+    assert finish.reason is FinishReason.STOP and finish.stop_token_id == end
+    tokens, _ = answer(tokenizer, prompt, greedy(COUNT))
+    assert tokens == expected
+
+
+def test_a_form_may_end_where_the_chat_template_ends_a_turn(tmp_path: Path) -> None:
+    tokenizer = ends_turns_with(tmp_path, "<|system|>")
+    (end,) = tokenizer.stop_ids
+    letters = Grammar(GrammarKind.REGEX, "[a-z]+")
+    sampling = SamplingParams(temperature=0.0, max_tokens=COUNT, grammar=letters)
+    found = [answer(tokenizer, (1, number), sampling) for number in range(20)]
+    ends = {*HashModel().config.eos_token_ids, end}
+    assert {finish.stop_token_id for _, finish in found} == {*ends, None}
+    for tokens, finish in found:
+        stopped = finish.stop_token_id is not None
+        assert tokenizer.decode(tokens[:-1] if stopped else tokens).isalpha()
 
 
 def test_an_end_beyond_the_vocabulary_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,9 @@ def test_stop_ids_are_those_of_both_configs_and_the_tokenizers_own(folder: Path)
     assert tokenizer.stop_ids == {7, 8, 9, tokenizer.eos_id}
     (folder / "generation_config.json").unlink()
     assert Tokenizer.from_folder(folder).stop_ids == {9, tokenizer.eos_id}
+    text_part = {"text_config": {"eos_token_id": 6}, "eos_token_id": [9]}
+    (folder / "config.json").write_text(json.dumps(text_part))
+    assert Tokenizer.from_folder(folder).stop_ids == {6, 9, tokenizer.eos_id}
 
 
 def test_truncation_and_padding_saved_from_training_are_ignored(tmp_path: Path) -> None:
