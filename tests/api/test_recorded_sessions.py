@@ -19,6 +19,7 @@ from baton.api.http import make_app
 
 FILES = sorted((Path(__file__).parent / "recorded" / "sessions").glob("*.json"))
 CLIENTS = {
+    "aider-chat",
     "anthropic",
     "claude-code",
     "codex",
@@ -27,7 +28,9 @@ CLIENTS = {
     "litellm",
     "openai",
     "openai-agents",
+    "opencode",
     "pydantic-ai-slim",
+    "qwen-code",
 }
 
 
