@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-agents check tools protos docs monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-node clients-agents check tools protos docs monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -48,10 +48,13 @@ chaos-load: $(STAMP)
 
 # Needs PyPI and npm. Not a part of CI: the tests of tests/api/recorded/sessions send what these
 # clients sent. Each has an environment of its own, from a lock file.
-clients: clients-python clients-agents
+clients: clients-python clients-node clients-agents
 
 clients-python: $(CLIENTS)/.python-installed
 	PYTHONPATH=tests $(BIN)/python -m clients.run sdks
+
+clients-node: $(CLIENTS)/.node-installed
+	PYTHONPATH=tests $(BIN)/python -m clients.run node
 
 clients-agents: $(CLIENTS)/.python-installed $(CLIENTS)/.agents-installed
 	PYTHONPATH=tests $(BIN)/python -m clients.run agents
@@ -67,6 +70,12 @@ $(CLIENTS)/.python-installed: $(STAMP) $(wildcard tests/clients/python/*.lock)
 # `npm install` takes the versions and the hashes of the lock file too.
 $(CLIENTS)/.agents-installed: $(wildcard tests/clients/node/agents/*.json)
 	mkdir -p $(CLIENTS)/agents && cp $^ $(CLIENTS)/agents && cd $(CLIENTS)/agents \
+		&& npm install --no-save --silent --no-fund --no-audit
+	touch $@
+
+# Scripts find their packages beside them, so they are copied too.
+$(CLIENTS)/.node-installed: $(STAMP) $(wildcard tests/clients/node/sdks/*)
+	mkdir -p $(CLIENTS)/node && cp $(filter-out $(STAMP),$^) $(CLIENTS)/node && cd $(CLIENTS)/node \
 		&& npm install --no-save --silent --no-fund --no-audit
 	touch $@
 

@@ -60,6 +60,12 @@ def _add(messages: list[Message], item: Item, where: str) -> None:
             if thoughts:
                 turn = _turn(messages)
                 messages[-1] = replace(turn, reasoning=turn.reasoning + thoughts)
+        case "item_reference":
+            raise refused(
+                where,
+                f"{where} is an item_reference, and this server stores no items; expected the "
+                "item itself, which clients send with store: false",
+            )
         case kind:
             raise refused(
                 where,

@@ -254,7 +254,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"truncation": "auto"}, "truncation", "disabled"),
     ({"tools": [{"type": "web_search"}]}, "tools.0", "runs no tools of its own"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "item_reference"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "with store: false"),
     ({"input": [{"role": "nobody", "content": "x"}]}, "input.0.role", "nobody"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content",
      "input_image"),

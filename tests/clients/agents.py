@@ -167,8 +167,19 @@ OPENCODE = Program(
 
 
 def aider_scripts(home: Path) -> Scripts:
-    edit = f"{NOTES}\n```\n<<<<<<< SEARCH\n{BEFORE}=======\n{AFTER}>>>>>>> REPLACE\n```\n"
-    return {"session": [f"I mend it.\n\n{edit}\n{END}"]}
+    """Edit wrongly, read what the command of `--test-cmd` prints, and mend it.
+
+    Between the two, aider writes answers of its own into the conversation, so that the second
+    answer is behind some more.
+    """
+    wrong = edit_of(BEFORE, "plums are red\n")
+    mended = edit_of("plums are red\n", AFTER)
+    last = f"Now it is right.\n\n{mended}\n{END}"
+    return {"session": [f"I mend it.\n\n{wrong}", last, last, last, last]}
+
+
+def edit_of(before: str, after: str) -> str:
+    return f"{NOTES}\n```\n<<<<<<< SEARCH\n{before}=======\n{after}>>>>>>> REPLACE\n```\n"
 
 
 AIDER = Program(
@@ -177,7 +188,8 @@ AIDER = Program(
     lambda home, url: [
         str(ENVIRONMENTS / "python" / "aider" / "bin" / "aider"), "--model", "openai/toy",
         "--edit-format", "diff", "--no-git", "--no-check-update", "--no-analytics",
-        "--no-show-model-warnings", "--yes", "--message", TASK, NOTES,
+        "--no-show-model-warnings", "--yes",
+        "--auto-test", "--test-cmd", f"cat {NOTES}; grep -q ripe {NOTES}", "--message", TASK, NOTES,
     ],
     aider_scripts,
     lambda home, url: {

@@ -1,7 +1,9 @@
 """All clients that are run, in groups."""
 
+from collections.abc import Sequence
+
 from clients.agents import AGENTS
-from clients.program import ENVIRONMENTS, HERE, Program, locked_version
+from clients.program import ENVIRONMENTS, HERE, Program, locked_version, npm_version
 from clients.scenarios import SDK_SCRIPTS
 
 
@@ -28,4 +30,23 @@ SDKS = (
     python_sdk("openai-agents", "openai_agents"),
     python_sdk("instructor", "instructor", "instructor"),
 )
-GROUPS = {"sdks": SDKS, "agents": AGENTS}
+
+
+def node_sdk(name: str, package: str, script: str, refused: Sequence[int]) -> Program:
+    """Return a script of `clients/node/sdks`, which is copied to its packages."""
+    path = ENVIRONMENTS / "node" / f"with_{script}.js"
+    return Program(
+        name,
+        npm_version("sdks", package),
+        lambda home, url: ["node", str(path), url],
+        lambda home: SDK_SCRIPTS,
+        refused=refused,
+    )
+
+
+NODE_SDKS = (
+    node_sdk("npm-openai", "openai", "openai", (400, 400, 404)),
+    node_sdk("npm-anthropic", "@anthropic-ai/sdk", "anthropic", (400, 400)),
+    node_sdk("npm-ai", "ai", "ai", (400,) * 4),
+)
+GROUPS = {"sdks": SDKS, "node": NODE_SDKS, "agents": AGENTS}

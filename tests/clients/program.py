@@ -33,6 +33,7 @@ class Program:
     variables: Callable[[Path, str], Mapping[str, str]] = lambda home, url: {}
     prepare: Callable[[Path, str], None] = nothing_to_prepare
     check: Callable[[Path, str], str] = trusted  # folder and output -> why it failed, or ""
+    refused: Sequence[int] = ()  # the statuses of requests that must be refused, in order
 
     def environment(self, home: Path, url: str) -> dict[str, str]:
         return {"HOME": str(home), "PATH": PATH} | dict(self.variables(home, url))

@@ -32,6 +32,7 @@ SDK_SCRIPTS: Scripts = {
     "think": [thought("Hm, so.") + "Thought over."],
     "think_call": [thought("I need it.") + IN_PARIS, "It is 18 C in Paris."],
     "object": ['{"city": "Paris", "degrees": 18}'],
+    "json_tool": ['[{"name":"json","arguments":{"city":"Paris","degrees":18}}]'],
     "forced": ['[{"name":"Weather","arguments":{"city":"Paris","degrees":18}}]'],
 }
 
