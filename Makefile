@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-node clients-agents check tools protos docs monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-node clients-agents clients-cluster check tools protos docs monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -46,7 +46,7 @@ chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 
-# Needs PyPI and npm. Not a part of CI: the tests of tests/api/recorded/sessions send what these
+# Needs PyPI and npm, and 3 to 5 minutes. Not a part of CI: the tests of tests/api/recorded/sessions send what these
 # clients sent. Each has an environment of its own, from a lock file.
 clients: clients-python clients-node clients-agents
 
@@ -58,6 +58,10 @@ clients-node: $(CLIENTS)/.node-installed
 
 clients-agents: $(CLIENTS)/.python-installed $(CLIENTS)/.agents-installed
 	PYTHONPATH=tests $(BIN)/python -m clients.run agents
+
+# Beside a cluster of a random model, and so not a part of `clients`.
+clients-cluster: $(CLIENTS)/.python-installed $(CLIENTS)/.agents-installed
+	PYTHONPATH=tests $(BIN)/python -m clients.cluster
 
 $(CLIENTS)/.python-installed: $(STAMP) $(wildcard tests/clients/python/*.lock)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
