@@ -30,9 +30,9 @@ def load(folder: Path = MODEL) -> GraniteMoeHybridForCausalLM:
     return cast(GraniteMoeHybridForCausalLM, model.train(False))
 
 
-def exercise(length: int, number: int) -> list[Question]:
+def exercise(length: int, number: int, tasks: Sequence[str] = TASKS) -> list[Question]:
     """Draw `number` held-out questions of this prompt length, the tasks in turn."""
-    return [held_out(index, TASKS[index % len(TASKS)], length) for index in range(number)]
+    return [held_out(index, tasks[index % len(tasks)], length) for index in range(number)]
 
 
 def damage(cache: DynamicCache, part: str, layer: int | None = None) -> None:
@@ -88,23 +88,25 @@ def measure(
     number: int,
     lost: str | None = None,
     layer: int | None = None,
+    tasks: Sequence[str] = TASKS,
 ) -> dict[str, float]:
-    """Return `score` over `number` held-out questions, 32 at a time."""
-    questions = exercise(length, number)
+    """Return `score` over `number` held-out questions of `tasks`, 32 at a time."""
+    questions = exercise(length, number, tasks)
     answers: list[list[int]] = []
     for start in range(0, number, 32):
         answers += answer(model, questions[start : start + 32], lost, layer)
     return score(questions, answers)
 
 
-def row(title: str, scores: dict[str, float]) -> str:
-    cells = (f"{100 * scores[task]:6.1f}" for task in (*TASKS, "mix"))
+def row(title: str, shares: Sequence[float]) -> str:
+    cells = (f"{100 * share:6.1f}" for share in shares)
     return f"| {title:<18} | " + " | ".join(cells) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--questions", type=int, default=400, help="for each line of the tables")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--damaged-length", type=int, default=256)
@@ -112,18 +114,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load(options.model)
-    head = f"| {'% right':<18} | " + " | ".join(f"{t:>6}" for t in (*TASKS, "mix")) + " |"
-    print(head, "|---" * (len(TASKS) + 2) + "|", sep="\n")
+    columns = [*options.tasks, "mix"]
+    head = f"| {'% right':<18} | " + " | ".join(f"{t:>6}" for t in columns) + " |"
+    print(head, "|---" * (len(columns) + 1) + "|", sep="\n")
+
+    def show(
+        title: str, length: int, number: int, lost: str | None = None, layer: int | None = None
+    ) -> None:
+        scores = measure(model, length, number, lost, layer, options.tasks)
+        print(row(title, [scores[column] for column in columns]), flush=True)
+
     for length in options.lengths:
-        scores = measure(model, length, options.questions)
-        print(row(f"{length} tokens", scores), flush=True)
+        show(f"{length} tokens", length, options.questions)
     for part in PARTS:
-        scores = measure(model, options.damaged_length, options.questions, part)
-        print(row(f"{part} lost", scores), flush=True)
+        show(f"{part} lost", options.damaged_length, options.questions, part)
     for layer, kind in enumerate(model.config.layer_types or []):
         for part in ("kv",) if "full" in kind else ("conv", "ssm"):
-            scores = measure(model, options.damaged_length, options.questions // 4, part, layer)
-            print(row(f"{part} lost, layer {layer}", scores), flush=True)
+            title = f"{part} lost, layer {layer}"
+            show(title, options.damaged_length, options.questions // 4, part, layer)
 
 
 if __name__ == "__main__":

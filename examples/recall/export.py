@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -39,12 +40,12 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def config(shape: Shape) -> dict[str, object]:
+def config(shape: Shape, dtype: torch.dtype) -> dict[str, object]:
     """Return config.json in the spelling of published Granite 4 hybrids (`mamba`, `attention`)."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",
-        "dtype": "float32",
+        "dtype": str(dtype).removeprefix("torch."),
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": len(shape.layers),
@@ -82,14 +83,19 @@ def config(shape: Shape) -> dict[str, object]:
     }
 
 
-def export(network: Network, folder: Path) -> None:
-    """Write to `folder`, created if missing, everything that a server needs."""
+def export(network: Network, folder: Path, dtype: torch.dtype) -> None:
+    """Write to `folder`, created if missing, everything that a server needs.
+
+    dtype: of the weights in the file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
+    weights = {
+        name: value.detach().to(dtype).contiguous() for name, value in network.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer().save(str(folder / "tokenizer.json"))
     described: dict[str, dict[str, object]] = {
-        "config.json": config(network.shape),
+        "config.json": config(network.shape, dtype),
         "generation_config.json": {
             "do_sample": False,
             "eos_token_id": IDS[END],

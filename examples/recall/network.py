@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the recall model; `export.py` writes them into config.json."""
+    """Sizes of a model, by default of the recall model; `export.py` writes them to config.json."""
 
     vocabulary: int
     layers: tuple[str, ...] = ("mamba", "attention", "mamba", "attention")
@@ -34,6 +34,9 @@ class Shape:
     residual_multiplier: float = 0.5
     attention_multiplier: float = 0.125
     logits_scaling: float = 2.0
+    # Training begins with SSM keys (B) that are the queries (C) of this many tokens before: a word
+    # then finds in the state what stood so far behind an equal word. None: keys begin at random.
+    key_delay: int | None = None
 
     @property
     def inner(self) -> int:
@@ -101,6 +104,19 @@ class Mamba(nn.Module):
         y = (y + self.D[:, None] * x).flatten(2)
         mixed: Tensor = self.out_proj(self.norm(y * F.silu(z)))
         return mixed
+
+    @torch.no_grad()
+    def match_keys_with_queries(self, delay: int) -> None:
+        """Give B the projection of C and a convolution that begins as a delay of `delay` tokens."""
+        shape = self.shape
+        keys = slice(shape.inner, shape.inner + shape.state)  # channels of the convolution
+        queries = slice(keys.stop, keys.stop + shape.state)
+        rows = self.in_proj.weight[shape.inner :]  # without those of the gate
+        rows[keys] = rows[queries]
+        taps = self.conv1d.weight[:, 0]
+        taps[shape.inner :] *= 0.2
+        taps[keys, -1 - delay] += 1.0
+        taps[queries, -1] += 1.0
 
     def convolve(self, x: Tensor) -> Tensor:
         """Convolve depthwise and causally: x [B, L, C] -> [B, L, C], fp32.
@@ -188,6 +204,10 @@ class Network(nn.Module):
             if parameter.dim() == 2:
                 spread = 1.0 / shape.embedding_multiplier if "embed" in name else None
                 nn.init.normal_(parameter, std=spread or parameter.shape[1] ** -0.5)
+        if shape.key_delay is not None:
+            for module in self.modules():
+                if isinstance(module, Mamba):
+                    module.match_keys_with_queries(shape.key_delay)
 
     def forward(self, ids: Tensor, forget: float = 0.0) -> Tensor:
         """Run the model. `forget` > 0 multiplies all SSM states by exp(-forget) at every token."""

@@ -1,4 +1,4 @@
-"""The committed recall model is right, and wrong as soon as a part of its state is lost."""
+"""The committed models are right, and wrong as soon as a part of their state is lost."""
 
 import json
 import random
@@ -6,53 +6,69 @@ from pathlib import Path
 
 import pytest
 import torch
+from recall_models import COURSES
 from tokenizers import Tokenizer
 from transformers import GraniteMoeHybridForCausalLM
 
 from recall.evaluate import MODEL, answer, exercise, load, measure, score
 from recall.export import config, export
 from recall.language import VOCABULARY
-from recall.network import Network, Shape
-from recall.story import LEARNT
-from recall.train import TrainingRun
+from recall.network import Network
+from recall.train import Course, TrainingRun
 
 SEED = random.SystemRandom().randrange(2**31)
-SHAPE = Shape(len(VOCABULARY))
+MOST_BYTES = {"recall": 12_000_000, "state_recall": 1_000_000}  # of a model's folder
+each_course = pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 
 
 @pytest.fixture(scope="module")
-def model() -> GraniteMoeHybridForCausalLM:
-    return load()
+def models() -> dict[str, GraniteMoeHybridForCausalLM]:
+    return {name: load(course.folder / "model") for name, course in COURSES.items()}
 
 
-def test_it_answers_held_out_questions(model: GraniteMoeHybridForCausalLM) -> None:
+@each_course
+def test_it_answers_held_out_questions(
+    models: dict[str, GraniteMoeHybridForCausalLM], course: Course
+) -> None:
     questions, answers = [], []
     for length, number in ((64, 64), (256, 32), (512, 16)):
         asked = exercise(length, number)
         questions += asked
-        answers += answer(model, asked)
+        answers += answer(models[course.folder.name], asked)
     scores = score(questions, answers)
-    assert all(scores[task] >= 0.99 for task in LEARNT)
+    assert all(scores[task] >= 0.99 for task in course.learnt)
 
 
-@pytest.mark.parametrize(("part", "task"), [("kv", "recall"), ("conv", "recall"), ("conv", "copy")])
+@pytest.mark.parametrize(
+    ("name", "part", "task"),
+    [
+        ("recall", "kv", "recall"),
+        ("recall", "conv", "recall"),
+        ("recall", "conv", "copy"),
+        ("state_recall", "ssm", "recall"),
+        ("state_recall", "conv", "recall"),
+    ],
+)
 def test_a_hand_off_that_loses_a_part_makes_answers_wrong(
-    model: GraniteMoeHybridForCausalLM, part: str, task: str
+    models: dict[str, GraniteMoeHybridForCausalLM], name: str, part: str, task: str
 ) -> None:
-    assert measure(model, length=128, number=48, lost=part)[task] <= 0.6
+    assert measure(models[name], length=128, number=48, lost=part)[task] <= 0.6
 
 
-def test_it_was_exported_by_this_code_and_is_small() -> None:
-    assert json.loads((MODEL / "config.json").read_text()) == config(SHAPE)
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) <= 12_000_000
+@each_course
+def test_it_was_exported_by_this_code_and_is_small(course: Course) -> None:
+    model = course.folder / "model"
+    assert json.loads((model / "config.json").read_text()) == config(course.shape, course.dtype)
+    assert sum(path.stat().st_size for path in model.iterdir()) <= MOST_BYTES[course.folder.name]
 
 
-def test_transformers_computes_what_training_computes(tmp_path: Path) -> None:
+@each_course
+def test_transformers_computes_what_training_computes(course: Course, tmp_path: Path) -> None:
     print("seed", SEED)
     torch.manual_seed(SEED)
-    network = Network(SHAPE)
-    export(network, tmp_path)
-    ids = torch.randint(len(VOCABULARY), (2, 3 * SHAPE.chunk))
+    network = Network(course.shape)
+    export(network, tmp_path, torch.float32)
+    ids = torch.randint(len(VOCABULARY), (2, 3 * course.shape.chunk))
     with torch.no_grad():
         torch.testing.assert_close(load(tmp_path)(ids).logits, network(ids), atol=1e-4, rtol=0)
 
@@ -80,12 +96,13 @@ def test_a_chat_puts_the_question_right_before_its_answer() -> None:
     )
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+@each_course
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(course: Course, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    whole = TrainingRun(tmp_path / "whole.pt", peak=1e-3)
+    whole = TrainingRun(tmp_path / "whole.pt", course, peak=1e-3)
     losses = [whole.advance() for _ in range(3)]
-    stopped = TrainingRun(tmp_path / "stopped.pt", peak=1e-3)
+    stopped = TrainingRun(tmp_path / "stopped.pt", course, peak=1e-3)
     assert stopped.advance() == losses[0]
     stopped.save()
-    resumed = TrainingRun(tmp_path / "stopped.pt", peak=1e-3)
+    resumed = TrainingRun(tmp_path / "stopped.pt", course, peak=1e-3)
     assert [resumed.advance() for _ in range(2)] == losses[1:]
