@@ -87,10 +87,12 @@ class Tokenizer:
         except Exception as err:  # the library raises bare Exception for every bad file
             raise TokenizerFileError(f"{path} is not a tokenizer file: {err}") from err
         added = {each.content: i for i, each in backend.get_added_tokens_decoder().items()}
-        ends = _template_ends(folder, None, added).union(more_stop_ids)
-        if options is not None and options.file is not None:
-            ends |= _template_ends(folder, options, added)
         special = read_special_tokens(folder)
+        eos_text = special.by_name.get("eos_token", "")
+        named = special.configured_stop_ids | {added[text] for text in (eos_text,) if text in added}
+        ends = _template_ends(folder, None, added, named).union(more_stop_ids)
+        if options is not None and options.file is not None:
+            ends |= _template_ends(folder, options, added, named)
         tokenizer = cls(backend, special, folder, ends)
         if unnamed := ends - special.configured_stop_ids - {tokenizer.eos_id}:
             _log.info(
@@ -212,14 +214,17 @@ def _check_unicode(text: str) -> None:
 
 
 def _template_ends(
-    folder: Path, options: TemplateOptions | None, added: Mapping[str, int]
+    folder: Path,
+    options: TemplateOptions | None,
+    added: Mapping[str, int],
+    named: Collection[int],
 ) -> frozenset[int]:
     try:
         template = ChatTemplate.from_folder(folder, options)
     except TokenizerFileError:
         # An engine needs none. Servers of clients read it themselves, and refuse it.
         return frozenset()
-    return turn_ends(template, added)
+    return turn_ends(template, added, named)
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

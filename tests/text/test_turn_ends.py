@@ -28,6 +28,18 @@ IN_TEMPLATE = WRITTEN.replace(
 )
 END_OF_ALL = "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
 
+REASONED = "{% if m.thinking %}<|block|>{{ m.thinking }}<|end|>{% endif %}"
+CALLED = "{% if m.tool_calls %}<call>{{ m.tool_calls | tojson }}{% endif %}"
+
+
+def turns(written: str) -> str:
+    """Return a template in which turns of the model are written like this."""
+    return (
+        "{% for m in messages %}<|open|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' %}" + written + "{% else %}{{ m.content }}{% endif %}"
+        "<|close|>\n{% endfor %}"
+    )
+
 
 def ends_of(source: str | dict[str, str], *, tokens: dict[str, int] = TOKENS) -> set[str]:
     """Return the texts of the ends, without `<|eom_id|>`, which the tokenizer names."""
@@ -67,6 +79,42 @@ def test_the_end_of_a_turn_goes_before_the_end_of_the_conversation() -> None:
 
 def test_a_token_that_opens_the_turn_does_not_end_it() -> None:
     assert ends_of("{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|user|>") == set()
+
+
+def ends_among(written: str, *named: str) -> set[str]:
+    """Return the ends of such turns where the configs name those ends."""
+    marks = ("<|open|>", "<|close|>", "<|block|>", "<|end|>", "<call>", "</said>", "<think>")
+    ids = {mark: number for number, mark in enumerate(marks)}
+    found = turn_ends(ChatTemplate(turns(written)), ids, {ids[mark] for mark in named})
+    return {mark for mark, number in ids.items() if number in found}
+
+
+def test_a_token_behind_a_part_of_a_turn_does_not_end_it() -> None:
+    before_calls = "{{ m.content }}</said>" + CALLED  # as ERNIE's </response>
+    behind_reasoning = REASONED + "<|block|>{{ m.content }}<|end|>"
+    assert ends_among(before_calls) == {"<|close|>"}
+    assert ends_among(behind_reasoning) == {"<|close|>"}
+    assert ends_among("<|block|>{{ m.content }}<|end|>said") == {"<|end|>"}
+    closed = REASONED + "<|block|>{{ m.content }}<|end|>said"  # as Kimi's <|close|>response<|sep|>
+    assert ends_among(closed) == set()
+    harmony = turns(behind_reasoning).replace("<|close|>", "<|end|>")
+    assert ends_of(harmony, tokens={"<|end|>": 0, "<|block|>": 1, "<|open|>": 2}) == set()
+
+
+def test_the_end_of_a_last_turn_before_its_calls_ends_answers() -> None:
+    last = "{% if loop.last and m.tool_calls %}<|close|>\n<|open|>assistant\n{% endif %}"
+    assert ends_among("{{ m.content }}" + last + CALLED) == {"<|close|>"}, "as Nemotron's"
+
+
+def test_what_opens_an_answer_unasked_does_not_end_it() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<think>"
+    assert ends_of(source, tokens={"<think>": 1}) == set()
+
+
+def test_a_turn_that_ends_as_the_configs_say_needs_no_other_end() -> None:
+    assert ends_among("{{ m.content }}</said>") == {"</said>"}
+    assert ends_among("{{ m.content }}</said>", "<|close|>") == set()
+    assert ends_among("{{ m.content }}</said>", "<|end|>") == {"</said>"}
 
 
 def test_each_named_template_counts() -> None:
@@ -123,6 +171,18 @@ def test_an_end_that_a_config_names_is_not_told_again(
         tokenizer = Tokenizer.from_folder(folder)
     assert (end in tokenizer.stop_ids) == bool(named)
     assert "answers also end" not in caplog.text
+
+
+@pytest.mark.parametrize("named", ["config.json", "eos_token"])
+def test_a_tokenizer_adds_no_end_to_one_that_is_named(tmp_path: Path, named: str) -> None:
+    end = "<s>" if named == "eos_token" else "<|im_end|>"
+    written = CHATML.replace("<|im_end|>", f"</said>{end}")
+    folder = folder_of(tmp_path, written, "<|im_end|>", "</said>")
+    ends = set(Tokenizer.from_folder(folder).encode(end))
+    if named == "config.json":
+        (folder / named).write_text(json.dumps({"eos_token_id": [*ends]}))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.stop_ids == ends | {tokenizer.eos_id}
 
 
 def test_an_operators_template_adds_its_end_to_that_of_the_folder(tmp_path: Path) -> None:
