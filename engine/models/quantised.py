@@ -131,6 +131,8 @@ def _modelopt(fields: Fields) -> Quantisation:
     """Read ModelOpt's conventions, from config.json or from its own file."""
     if fields.has("quantization"):
         fields = fields.section("quantization")
+    if "quant_algo" in fields.raw and not fields.has("quant_algo"):
+        return UNQUANTISED  # the KV cache alone is
     algorithm = fields.text("quant_algo", "unnamed")
     layers = fields.section("quantized_layers").raw.values() if algorithm == _MIXED else ()
     for each in (str(layer["quant_algo"]) for layer in layers if "quant_algo" in layer):

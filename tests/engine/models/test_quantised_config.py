@@ -149,6 +149,13 @@ def test_the_file_of_modelopt_counts_where_the_config_is_silent(tmp_path: Path) 
         read(tmp_path, {}, {"quantization": {"quant_algo": "NVFP4"}})
 
 
+def test_a_quantised_kv_cache_makes_no_weights_quantised(tmp_path: Path) -> None:
+    own = {"quant_algo": None, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    section = {"quant_method": "modelopt", **own}
+    assert read(tmp_path, {"quantization_config": section}) == UNQUANTISED
+    assert read(tmp_path, {}, {"quantization": own}) == UNQUANTISED
+
+
 @pytest.mark.parametrize(
     ("entry", "module", "kept"),
     [
