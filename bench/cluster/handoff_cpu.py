@@ -38,11 +38,12 @@ def handoff_cpu_ms(
 
 def _beside_engines(cluster: Cluster) -> dict[Role, float]:
     """Return the CPU seconds of the workers of each role, without their engines' threads."""
+    pids = {w["worker_id"]: int(w["pid"]) for w in cluster.router.server_info()["workers"]}
     spent = dict.fromkeys(ROUTED_ROLES, 0.0)
     for role in ROUTED_ROLES:
         for member in cluster.members(role):
             name = member.worker_id
-            times = psutil.Process(cluster.workers[name].pid).cpu_times()
+            times = psutil.Process(pids[name]).cpu_times()
             engine_s = scrape.total([cluster.router.metrics(name)], ENGINE)
             spent[role] += times.user + times.system - engine_s
     return spent
