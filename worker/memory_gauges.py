@@ -1,6 +1,5 @@
-"""Gauges of the memory that a worker planned and uses, and of its processor time."""
+"""Gauges of the memory that a worker planned and uses."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,7 +12,7 @@ from baton.worker.metric_factory import MetricFactory
 
 
 class MemoryGauges:
-    """The memory plan in bytes, the memory in use, and the processor time used."""
+    """The memory plan in bytes, and the memory in use."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._labels = make.labels
@@ -39,11 +38,6 @@ class MemoryGauges:
             "where there are several; 0 when it has ended.",
             "rank",
         )
-        self._engine_cpu = make.gauge(
-            "engine_cpu_seconds",
-            "Processor time of the engine's thread at its last step; the rest of the process's is "
-            "that of messages, transfers and the threads of kernels.",
-        ).labels(**self._labels)
 
     def show(self, plan: MemoryPlan) -> None:
         """Export `plan` from now on, and the memory in use whenever it is scraped."""
@@ -68,10 +62,6 @@ class MemoryGauges:
             gauge.set_function(partial(_resident_bytes, process))
             gauge = self._rank_cpu.labels(**self._labels, rank=str(rank))
             gauge.set_function(partial(_cpu_seconds, process))
-
-    def note_engine_cpu(self) -> None:
-        """Export the calling thread's processor time as the engine's."""
-        self._engine_cpu.set(time.thread_time())
 
 
 def _used_bytes(device: torch.device) -> int:

@@ -105,9 +105,7 @@ class WorkerMetrics:
         self._engine.update(counters)
 
     def observe_step(self, seconds: float) -> None:
-        """Note a step, on the engine's thread."""
         self.step.observe(seconds)
-        self.memory.note_engine_cpu()
 
 
 class StatusGauges:

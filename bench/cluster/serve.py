@@ -10,7 +10,6 @@ import click
 
 from baton.bench.cluster import cpu, load, scrape
 from baton.bench.cluster.bare_engine import BareEngine
-from baton.bench.cluster.handoff_cpu import handoff_cpu_ms
 from baton.bench.cluster.load import Load
 from baton.bench.cluster.needed import handoff_bytes
 from baton.bench.contract import (
@@ -60,9 +59,7 @@ def serve(
     """Send greedy streaming requests of fixed lengths over HTTP to a cluster started for this.
 
     start_s: from this command to the first token. idle_cpu_pct_max: the busiest worker process
-    before the load. cpu_ms_handoff_*: the CPU time of a hand-off on each side, beside the engine,
-    with 200 requests of 32 + 2 tokens, 16 at once (use --prefill-here off for it). limits: the
-    same requests in one bare engine, on one core and on all.
+    before the load. limits: the same requests in one bare engine, on one core and on all.
     """
     config = config_from(options)
     check_model(config.engine)
@@ -120,8 +117,7 @@ class _Measured:
             engine = BareEngine(config.engine)
             engine.measure(warm, warm.draw(rng, model.vocab_size), cores())
             for _ in range(repeats):
-                hands = handoff_cpu_ms(cluster, model.vocab_size, rng)
-                ours.append(_ours(cluster, shape, prompts()) | hands)
+                ours.append(_ours(cluster, shape, prompts()))
                 bare.append(_bare(engine, shape, prompts()))
                 for name, url in peers.items():
                     theirs[name].append(_round(RouterAddress(url), shape, prompts()))

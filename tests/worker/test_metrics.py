@@ -1,6 +1,5 @@
 """A worker's metrics: by how much each call makes which series grow."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +63,10 @@ def test_an_outcome_counts_once(count: Callable[[WorkerMetrics, str], None], nam
 
 
 def test_times_are_seconds() -> None:
-    found = effect(lambda m: m.observe_step(0.25))
-    assert 0 < found.pop("engine_cpu_seconds") <= time.thread_time()
-    assert found == {"step_seconds_sum": 0.25, "step_seconds_count": 1}
+    assert effect(lambda m: m.observe_step(0.25)) == {
+        "step_seconds_sum": 0.25,
+        "step_seconds_count": 1,
+    }
     assert effect(lambda m: m.set_lag(1.5)) == {"engine_lag_seconds": 1.5}
     assert effect(lambda m: m.transfers.set_links({"d1": 5.0})) == {
         "link_bandwidth_bytes{peer=d1}": 5.0
