@@ -63,10 +63,10 @@ class RawNixl:
 class Peer:
     """The receiver's side: it runs the commands that the writing process sends."""
 
-    def __init__(self, pipe: Connection, seed: int, certificate: Path, ranks: int) -> None:
-        """certificate: the folder with this process's. ranks: those of its memory."""
+    def __init__(self, pipe: Connection, certificate: Path, pools: Pools) -> None:
+        """certificate: the folder with this process's."""
         self._pipe = pipe
-        self._pools = Pools(seed, ranks)
+        self._pools = pools
         self._credentials = Credentials(certificate)
         self._poller = Poller("transfers", ending_owner())
         self._tickets = TicketTable(self._pools.memory, 0, tell_on_loop())
@@ -190,11 +190,13 @@ def _broken(ticket: Ticket, error: Exception) -> None:
     raise error
 
 
-def main(pipe: Connection, seed: int, certificate: Path, ranks: int = 1) -> None:
-    """Run the receiving process."""
+def main(
+    pipe: Connection, seed: int, certificate: Path, ranks: int = 1, where: str = "cpu"
+) -> None:
+    """Run the receiving process. where: the torch device of its memory, of so many ranks."""
     keep_freed_memory()
 
     async def serve() -> None:
-        await Peer(pipe, seed, certificate, ranks).run()
+        await Peer(pipe, certificate, Pools(seed, ranks, where)).run()
 
     uvloop.run(serve())

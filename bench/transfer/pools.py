@@ -61,13 +61,14 @@ TOKENS = max(case.tokens for case in CASES)
 class Pools:
     """One engine's memory without the engine. The request's pages lie anywhere in it."""
 
-    def __init__(self, seed: int, ranks: int = 1) -> None:
-        cpu = torch.device("cpu")
+    def __init__(self, seed: int, ranks: int = 1, where: str = "cpu") -> None:
+        """where: the torch device of the pools."""
+        device = torch.device(where)
         count = TOKENS // PAGE_SIZE
         whole = SlotLayout((LAYER,) * LAYERS, torch.bfloat16, torch.float32)
         parts = [(whole.shard(r, ranks), PAGES.shard(r, ranks)) for r in range(ranks)]
-        pools = [(StatePool(s, SLOTS, cpu), PagePool(p, 1 + count, cpu)) for s, p in parts]
-        generator = torch.Generator().manual_seed(seed)
+        pools = [(StatePool(s, SLOTS, device), PagePool(p, 1 + count, device)) for s, p in parts]
+        generator = torch.Generator(device).manual_seed(seed)
         for storage in (pool.storage for pair in pools for pool in pair):
             storage.random_(0, 256, generator=generator)
         self.states, self.pages = pools[0]  # of the first rank

@@ -36,16 +36,23 @@ JOIN_S = 30.0
 
 @asynccontextmanager
 async def joined(
-    seed: int, certificates: ClusterCredentials, here: int = 1, there: int = 1
+    seed: int,
+    certificates: ClusterCredentials,
+    here: int = 1,
+    there: int = 1,
+    where: str = "cpu",
 ) -> AsyncIterator["Sides"]:
-    """Start the receiving process, of `there` ranks, and join it as the leader of `here`."""
+    """Start the receiving process, of `there` ranks, and join it as the leader of `here`.
+
+    where: the torch device of both sides' memory.
+    """
     writer = certificates.issue(ProcessRole.PREFILL, "bench-writer")
     receiver = certificates.issue(ProcessRole.DECODE, RECEIVER)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    child = context.Process(target=main, args=(theirs, seed, receiver, there), daemon=True)
+    child = context.Process(target=main, args=(theirs, seed, receiver, there, where), daemon=True)
     child.start()
-    sides = Sides(ours, Pools(seed, here), Credentials(writer))
+    sides = Sides(ours, Pools(seed, here, where), Credentials(writer))
     await sides.open()
     try:
         yield sides

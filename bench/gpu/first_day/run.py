@@ -11,7 +11,9 @@ import argparse
 import json
 from dataclasses import asdict
 
+from baton.bench.gpu.first_day.cluster import cluster
 from baton.bench.gpu.first_day.compile_stalls import compile_stalls
+from baton.bench.gpu.first_day.device_transfer import device_transfer
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
@@ -19,6 +21,8 @@ from baton.bench.gpu.run import sees_gpu
 SCRIPTS = (
     Task("real_parity", real_parity, 230.0),
     Task("compile_stalls", compile_stalls, 300.0),
+    Task("cluster", cluster, 150.0),
+    Task("device_transfer", device_transfer, 100.0),
 )
 
 
