@@ -49,9 +49,6 @@ def _serve(name: str, tasks: tuple[str, ...], part: Part) -> None:
     began = time.monotonic()
     with Cluster(config) as served:
         part.add(f"{name}: up", f"{time.monotonic() - began:.1f} s")
-        for worker in served.router.server_info()["workers"]:
-            devices, channels = worker["rank_devices"], worker["channels"]
-            part.add(f"{name}: {worker['worker_id']}", " ".join(devices), beside=str(channels))
         ask = partial(_answer, f"{served.http_url}/v1/completions")
         count = 4 if part.dry else 48
         lengths = (64, 256) if part.dry else (64, 128, 256, 512)
@@ -61,6 +58,9 @@ def _serve(name: str, tasks: tuple[str, ...], part: Part) -> None:
         ]
         first = _asked(name, "each question", ask, questions, part)
         again = _asked(name, "asked again, from the cache", ask, questions, part)
+        for worker in served.router.server_info()["workers"]:
+            devices, channels = worker["rank_devices"], worker["channels"]
+            part.add(f"{name}: {worker['worker_id']}", " ".join(devices), beside=str(channels))
         part.add(f"{name}: both alike", "yes" if first == again else "NO", failed=first != again)
         if not part.dry:
             os.kill(served.pid("decode-0"), signal.SIGKILL)

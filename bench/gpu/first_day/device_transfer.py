@@ -17,7 +17,7 @@ from baton.bench.transfer.pools import CASES, TransferCase
 from baton.bench.transfer.sides import joined
 from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
 
-SETTINGS = (
+SETTINGS: tuple[dict[str, str], ...] = (
     {},
     {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     {"UCX_TLS": "cuda_copy,cuda_ipc,sm,tcp"},
