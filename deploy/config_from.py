@@ -11,7 +11,8 @@ from baton.core.cache_salt import CacheScope
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.cluster_name import new_name
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.device_choice import chosen_device
+from baton.deploy.cluster.device_choice import ONE, ChosenDevice, chosen_device
+from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import DTYPES, authority_from, dtype_from, folder_from, verify_from
 from baton.deploy.placement_options import placement_from
@@ -29,30 +30,27 @@ from baton.worker.state_options import SendSnapshots, StateReturn
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
-def device_from(options: dict[str, Any], gpus: float = 1.0) -> tuple[str, str]:
+def device_from(options: dict[str, Any], demand: GpuDemand = ONE) -> ChosenDevice:
     """Return the device of the workers, and why it was taken; see `chosen_device`.
 
-    options: the options' values by parameter name. gpus: those that all workers here need.
+    options: the options' values by parameter name. demand: what all workers ask of GPUs here.
     """
-    return chosen_device(options["device"], WeightFormat(options["weight_format"]), gpus)
+    return chosen_device(options["device"], WeightFormat(options["weight_format"]), demand)
 
 
-def cluster_device_from(options: dict[str, Any]) -> tuple[str, str]:
+def cluster_device_from(options: dict[str, Any]) -> ChosenDevice:
     """Return the device of a cluster's workers, and why it was taken. The workers of a joined Ray
     may run on other hosts, which need as many GPUs together.
 
     options: the options' values by parameter name.
     """
-    prefill, decode = options["prefill"], options["decode"] * options["decode_dp"]
     each = options["gpus_per_worker"]
     if options["ray_address"] is not None:
-        gpus = 1.0
-    elif each is not None:
-        gpus = each * (prefill + decode)
-    else:
-        tp = options["tp"]
-        gpus = prefill * (options["prefill_tp"] or tp) + decode * (options["decode_tp"] or tp)
-    return device_from(options, gpus)
+        return device_from(options, GpuDemand(each=each))
+    prefill, decode = options["prefill"], options["decode"] * options["decode_dp"]
+    tp = options["tp"]
+    ranks = (options["prefill_tp"] or tp,) * prefill + (options["decode_tp"] or tp,) * decode
+    return device_from(options, GpuDemand(ranks, each))
 
 
 def engine_from(options: dict[str, Any]) -> EngineConfig:
@@ -61,7 +59,7 @@ def engine_from(options: dict[str, Any]) -> EngineConfig:
     options: the options' values by parameter name. Raises StartError.
     """
     memory = options["memory_gb"]
-    device, _ = device_from(options)
+    device = device_from(options).name
     folder = folder_from(options)
     return EngineConfig(
         model=folder,
@@ -139,10 +137,9 @@ def config_from(options: dict[str, Any]) -> ClusterConfig:
 
     options: the options' values by parameter name. Raises StartError.
     """
-    device, _ = cluster_device_from(options)
-    engine = replace(
-        engine_from(options | {"device": device}), rank_timeout_s=options["rank_timeout"]
-    )
+    device = cluster_device_from(options)
+    options = options | {"device": device.name, "gpus_per_worker": device.gpus_per_worker}
+    engine = replace(engine_from(options), rank_timeout_s=options["rank_timeout"])
     return ClusterConfig(
         engine,
         router_from(engine.model, options),

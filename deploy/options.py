@@ -95,7 +95,8 @@ _ENGINE = (
                  default=None,
                  help="Part of the memory that workers take without --memory-gb: of what the "
                  f"machine has free, {CPU_MEMORY_FRACTION:g} when left out, for all workers on its "
-                 f"CPUs; of a GPU's whole memory, as far as it is free, {GPU_MEMORY_FRACTION:g}."),
+                 f"CPUs; of a GPU's whole memory, as far as it is free, {GPU_MEMORY_FRACTION:g}, "
+                 "for all workers of a cluster that share it."),
     click.option("--held-fraction", type=click.FloatRange(0, 1),
                  default=HELD_FRACTION, show_default=True,
                  help="Part of a prefill worker's pool that prompts may hold before a "

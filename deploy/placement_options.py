@@ -10,8 +10,9 @@ from baton.deploy.errors import StartError
 
 _PLACEMENT = (
     click.option("--gpus-per-worker", type=click.FloatRange(0, min_open=True), default=None,
-                 help="GPUs that each worker asks Ray for; with --device cuda one for each of its "
-                 "ranks when left out. A part of 1 lets workers share a GPU, and its memory."),
+                 help="GPUs that each worker asks Ray for; with --device cuda, when left out, one "
+                 "for each of its ranks, or an equal part where this machine has fewer GPUs than "
+                 "workers. A part of 1 lets workers share a GPU, and its memory."),
     click.option("--prefill-label", "prefill_labels", multiple=True, metavar="KEY=VALUE",
                  help="Label of the Ray nodes on which prefill workers may run. VALUE may be "
                  "!VALUE, in(A,B) or !in(A,B). May be given several times."),

@@ -8,6 +8,7 @@ from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.cluster_name import check_name, new_name
+from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.member import Member
 from baton.deploy.demand.demand import NodePlacement
 from baton.deploy.errors import StartError
@@ -116,6 +117,12 @@ class ClusterConfig:
         """Return the workers that the cluster starts with."""
         counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode * self.decode_dp}
         return tuple(Member(role, i) for role, count in counts.items() for i in range(count))
+
+    @property
+    def gpu_demand(self) -> GpuDemand:
+        """Return what the first workers ask of this machine's GPUs; of a joined Ray, nothing."""
+        here = self.members if self.ray_address is None else ()
+        return GpuDemand(tuple(self.tp_of(each.role) for each in here), self.placement.gpus)
 
     def tp_of(self, role: Role) -> int:
         """Return the tensor-parallel ranks of each worker of a role."""

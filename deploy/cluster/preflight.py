@@ -7,7 +7,8 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.device_choice import unusable
+from baton.deploy.cluster.device_choice import ONE, unusable
+from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.errors import StartError
 from baton.deploy.files.model_folder import check_folder
 from baton.engine.assembly.loader import check_weights, planned_memory
@@ -16,6 +17,8 @@ from baton.engine.models.family_table import configured_model
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.available import check_budget
+from baton.engine.sizing.device_overhead import DeviceOverhead
+from baton.engine.sizing.readable import readable
 from baton.text.chat_template import ChatTemplate
 from baton.text.template_options import TemplateOptions
 from baton.text.tokenizer import Tokenizer
@@ -24,6 +27,8 @@ from baton.transfer.channels.names import AUTO
 from baton.transfer.channels.trusted_network import TrustedNetwork
 from baton.transfer.errors import ChannelError
 from baton.worker.state_options import StateReturn
+
+GIB = 1 << 30
 
 
 def check_model(config: EngineConfig, template: TemplateOptions | None = None) -> None:
@@ -53,10 +58,10 @@ def with_ends(config: EngineConfig, template: TemplateOptions) -> EngineConfig:
     return replace(config, end_ids=tuple(sorted(ends)))
 
 
-def check_device(config: EngineConfig, *, here: bool) -> None:
+def check_device(config: EngineConfig, *, here: bool, demand: GpuDemand = ONE) -> None:
     """Raise StartError for a device that torch does not know, or that workers cannot use here.
 
-    here: workers run on this machine.
+    here: workers run on this machine. demand: what they ask of its GPUs.
     """
     try:
         device = torch.device(config.device)
@@ -67,9 +72,26 @@ def check_device(config: EngineConfig, *, here: bool) -> None:
     if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
         raise StartError(f"--weight-format int8 is for the CPU; got --device {config.device}")
     if here and device.type == "cuda":
-        against = unusable(number=device.index or 0)
+        against = unusable(demand, device.index or 0)
         if against is not None:
             raise StartError(f"--device {config.device}: {against}")
+        _check_card(config, demand.sharers)
+
+
+def _check_card(config: EngineConfig, sharers: int) -> None:
+    """Raise StartError where workers that share a GPU have named budgets beyond its memory."""
+    if sharers == 1 or config.memory_bytes is None:
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    beside = DeviceOverhead(running=1, layers=0, window=1, ranks=1).total
+    if sharers * (config.memory_bytes + beside) > total:
+        most = max(0, total // sharers - beside)
+        raise StartError(
+            f"--memory-gb {config.memory_bytes / GIB:g}: {sharers} workers share a GPU of "
+            f"{readable(total)}, and each takes about {readable(beside)} beside its budget: give "
+            f"at most --memory-gb {int(10 * most / GIB) / 10:g}, or leave it out, and each has its "
+            "part of --memory-fraction"
+        )
 
 
 def check_fits(worker: str, config: EngineConfig) -> int:

@@ -39,12 +39,14 @@ def run_cluster(
     where clients reach it. detach: the cluster outlives this process. verbose: print the traceback
     of a start that fails. Raises StartError.
     """
-    device, why = cluster_device_from(options)
-    config = config_from(options | {"device": device})
-    if why:
-        console.print(f"device: {device} ({why})", highlight=False, soft_wrap=True)
+    device = cluster_device_from(options)
+    given = {"device": device.name, "gpus_per_worker": device.gpus_per_worker}
+    config = config_from(options | given)
+    if device.why:
+        console.print(f"device: {device.name} ({device.why})", highlight=False, soft_wrap=True)
     config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
-    check_device(config.engine, here=config.ray_address is None)
+    here = config.ray_address is None
+    check_device(config.engine, here=here, demand=config.gpu_demand)
     check_model(config.engine, config.router.template)
     config = replace(config, engine=with_ends(config.engine, config.router.template))
     if detach:

@@ -15,6 +15,7 @@ from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError, RankError, StoppedError
 from baton.core.role import Role
 from baton.deploy.access_options import client_tls_from
+from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.preflight import check_device, check_model, with_ends
 from baton.deploy.cluster.wiring import MOST_TICKETS
 from baton.deploy.config_from import device_from, engine_from
@@ -47,13 +48,14 @@ def run_worker(
     logs.set_up(telemetry_from(options).log_format, worker=options["worker_id"])
     keep_freed_memory()
     switch_often()
-    device, why = device_from(options, options["tp"])
-    if why:
-        console.print(f"device: {device} ({why})", soft_wrap=True)
-    options |= {"device": device}
+    demand = GpuDemand((options["tp"],))
+    device = device_from(options, demand)
+    if device.why:
+        console.print(f"device: {device.name} ({device.why})", soft_wrap=True)
+    options |= {"device": device.name}
     engine = replace(engine_from(options), tp=options["tp"], rank_timeout_s=options["rank_timeout"])
     engine_config = _engine_config(engine, role, threads)
-    check_device(engine_config, here=True)
+    check_device(engine_config, here=True, demand=demand)
     check_model(engine_config, clients.template)
     engine_config = with_ends(engine_config, clients.template)
     try:

@@ -35,6 +35,7 @@ from baton.engine.settings.quantisation import UNQUANTISED
 from baton.engine.sizing.available import available_memory, card_memory, check_budget
 from baton.engine.sizing.engine_options import check_ranks
 from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.plan_help import crowded
 from baton.engine.sizing.readable import readable
 from baton.engine.step.model import Model
 from baton.kernels.base import Kernels
@@ -123,10 +124,12 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
+        by_others = crowded(config, plan.total_bytes or free, (plan.total_bytes or free) - free)
         raise ConfigError(
             f"memory_bytes is {readable(plan.budget_bytes)}, but {config.device} has "
             f"{readable(free)} free: lower it (--memory-gb), or leave it out to take "
             f"{config.fraction:.0%} of the card, as far as it is free"
+            f"{f'; {by_others}' if by_others else ''}"
         )
     return plan
 
@@ -158,6 +161,10 @@ def with_memory(config: EngineConfig) -> EngineConfig:
     """
     if device_of(config.device).type != "cpu":
         plan = planned_memory(config)
+        if config.memory_bytes is None and plan.total_bytes is not None:
+            by_others = crowded(config, plan.total_bytes, plan.total_bytes - plan.available_bytes)
+            if by_others:
+                log.warning("this engine takes what is free: %s", by_others)
         if plan.max_running < config.most_running:
             log.warning(
                 "%d requests run at once, not %d: memory does not serve more. --max-running says "

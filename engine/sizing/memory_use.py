@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.settings.choices import GPU_MEMORY_FRACTION
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.sizing.readable import readable
 
@@ -35,14 +36,19 @@ def memory_use(device: torch.device) -> MemoryUse | None:
 
 
 def compared(plan: MemoryPlan, use: MemoryUse) -> dict[str, str]:
-    """Describe what is used and what was planned for it, and log it; warn of what is more."""
+    """Describe what is used and what was planned for it, and log it; warn of what is more.
+
+    Where the engine leaves a part of its card to others, their memory cannot be told from what
+    libraries take of it, and is no reason to warn.
+    """
     planned = plan.tensor_bytes
     told = {
         "used by tensors": f"up to {readable(use.peak)} of {readable(planned)} planned",
         "held by torch": readable(use.reserved),
         "used beside torch": f"{readable(use.beside)} of {readable(plan.overhead_bytes)} planned",
     }
-    over = use.peak > planned or use.beside > plan.overhead_bytes
+    alone = plan.config.fraction >= GPU_MEMORY_FRACTION
+    over = use.peak > planned or (alone and use.beside > plan.overhead_bytes)
     log.log(
         logging.WARNING if over else logging.INFO,
         "memory of %s at the start: %s",

@@ -98,6 +98,7 @@ class MemoryPlan:
             largest,
             weights=self.weight_bytes,
             card=card,
+            others=card - self.available_bytes,
             chunk=self.chunked_prefill_size,
             length=self.wanted_len,
         )
@@ -130,8 +131,7 @@ class MemoryPlan:
             return config.memory_bytes
         if config.on_gpu:
             total = self.available_bytes if self.total_bytes is None else self.total_bytes
-            free = self.available_bytes - _GPU_SPARE
-            return max(0, min(int(total * config.fraction), free))
+            return max(0, min(int(total * config.fraction), self.available_bytes - _GPU_SPARE))
         share = config.workers_on_host * config.tp
         return int(self.available_bytes * config.fraction) // share
 

@@ -10,13 +10,36 @@ _WEIGHTS_AT_MOST = 0.9
 """Part of a card that weights may take and leave room for requests."""
 
 
+def crowded(config: EngineConfig, card: int, others: int) -> str:
+    """Describe that a budget is smaller than its part of a GPU, because others use the GPU; return
+    "" where it is not.
+
+    card: bytes of the GPU. others: bytes that were taken before this process took any.
+    """
+    if not config.on_gpu or others <= (1 - config.fraction) * card:
+        return ""
+    return (
+        f"other processes use {readable(others)} of the {readable(card)} of {config.device} "
+        "(`nvidia-smi` lists them; to share it, give each worker its part by --memory-fraction, or "
+        "by --gpus-per-worker of `baton serve`)"
+    )
+
+
 def what_helps(
-    config: EngineConfig, largest: int, *, weights: int, card: int, chunk: int, length: int
+    config: EngineConfig,
+    largest: int,
+    *,
+    weights: int,
+    card: int,
+    others: int,
+    chunk: int,
+    length: int,
 ) -> Iterator[str]:
     """Yield the options that would help.
 
     largest: max_running that fits, 0 for none. weights: bytes of one rank's. card: bytes of its
-    device. chunk: prompt tokens of a step. length: of the longest sequence, in tokens.
+    device. others: see `crowded`. chunk: prompt tokens of a step. length: of the longest sequence,
+    in tokens.
     """
     ranks = config.tp
     while config.on_gpu and weights * config.tp / ranks > _WEIGHTS_AT_MOST * card:
@@ -26,8 +49,11 @@ def what_helps(
         return
     if largest:
         yield f"--max-running {largest}"
+    by_others = crowded(config, card, others)
     if config.memory_bytes is not None:
         yield "a larger --memory-gb"
+    elif by_others:
+        yield f"a GPU that is free: {by_others}"
     else:
         yield f"a larger --memory-fraction (now {config.fraction:g})"
     yield f"a smaller --chunked-prefill-size (now {chunk})"

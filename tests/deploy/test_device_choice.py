@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from baton.deploy.cluster.device_choice import chosen_device, unusable
+from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.preflight import check_device
 from baton.deploy.config_from import cluster_device_from
 from baton.deploy.errors import StartError
@@ -19,6 +21,8 @@ from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 
 MODEL = WeightFormat.MODEL
+TWO = GpuDemand((1, 1))
+TWO_RANKS = GpuDemand((2,))
 
 
 @pytest.fixture
@@ -42,10 +46,11 @@ def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_auto_takes_the_gpu_and_says_which(two_cards: pytest.MonkeyPatch) -> None:
-    assert chosen_device("auto", MODEL, 2) == ("cuda", "NVIDIA H100")
-    assert chosen_device("cpu", MODEL, 2) == ("cpu", "")
-    assert chosen_device("cuda:1", MODEL, 2) == ("cuda:1", "")
-    device, why = chosen_device("auto", WeightFormat.INT8, 1)
+    assert chosen_device("auto", MODEL, TWO) == ("cuda", "NVIDIA H100", None)
+    assert chosen_device("cuda", MODEL, TWO) == ("cuda", "", None)
+    assert chosen_device("cpu", MODEL, TWO) == ("cpu", "", None)
+    assert chosen_device("cuda:1", MODEL, TWO) == ("cuda:1", "", None)
+    device, why, _ = chosen_device("auto", WeightFormat.INT8, GpuDemand((1,)))
     assert device == "cpu" and "int8 is for the CPU" in why
 
 
@@ -57,7 +62,8 @@ def test_without_a_driver_auto_is_the_cpu_and_cuda_is_not_asked(
         raise AssertionError("CUDA was asked: that takes a second")
 
     monkeypatch.setattr(torch.cuda, "is_available", asked)
-    assert chosen_device("auto", MODEL, 1) == ("cpu", "this machine has no NVIDIA driver")
+    told = "this machine has no NVIDIA driver"
+    assert chosen_device("auto", MODEL, GpuDemand((1,))) == ("cpu", told, None)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +73,15 @@ def test_without_a_driver_auto_is_the_cpu_and_cuda_is_not_asked(
         (torch.cuda, "is_available", lambda: False, r"older than torch's CUDA 13\.0"),
         (torch.cuda, "get_device_capability", lambda number: (7, 5), r"capability 7\.5, and kern"),
         (importlib.util, "find_spec", lambda name: None, "pip install triton"),
-        (torch.cuda, "device_count", lambda: 1, "--gpus-per-worker with a part of 1 shares one"),
+        (torch.cuda, "device_count", lambda: 1, "need 2 GPUs, one for each of their ranks, and 1"),
     ],
 )
 def test_each_reason_against_a_gpu_is_told(
     two_cards: pytest.MonkeyPatch, where: Any, name: str, value: Any, told: str
 ) -> None:
-    assert unusable(2) is None
+    assert unusable(TWO_RANKS) is None
     two_cards.setattr(where, name, value)
-    device, why = chosen_device("auto", MODEL, 2)
+    device, why, _ = chosen_device("auto", MODEL, TWO_RANKS)
     assert device == "cpu"
     assert re.search(told, why)
     if name != "device_count":
@@ -90,18 +96,77 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number(two_cards: pytest.Monk
         check_device(EngineConfig(Path("m"), device="cuda:2"), here=True)
 
 
-def test_auto_counts_the_gpus_of_all_workers(two_cards: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {
-        "device": "auto", "weight_format": "model", "prefill": 1, "decode": 1, "decode_dp": 1,
-        "tp": 1, "prefill_tp": None, "decode_tp": None, "gpus_per_worker": None,
-        "ray_address": None,
-    }  # fmt: skip
-    assert cluster_device_from(given)[0] == "cuda"
-    for more in ({"decode": 2}, {"decode_dp": 2}, {"tp": 2}, {"prefill_tp": 2}):
-        device, why = cluster_device_from(given | more)
-        assert device == "cpu" and "GPUs, and 2 are here" in why, more
-    assert cluster_device_from(given | {"decode": 3, "gpus_per_worker": 0.5})[0] == "cuda"
-    assert cluster_device_from(given | {"decode": 9, "ray_address": "auto"})[0] == "cuda"
+GIVEN: dict[str, Any] = {
+    "device": "auto", "weight_format": "model", "prefill": 1, "decode": 1, "decode_dp": 1,
+    "tp": 1, "prefill_tp": None, "decode_tp": None, "gpus_per_worker": None,
+    "ray_address": None,
+}  # fmt: skip
+
+
+def test_workers_share_gpus_where_there_are_fewer(two_cards: pytest.MonkeyPatch) -> None:
+    for more in ({}, {"decode": 9, "ray_address": "auto"}):
+        assert cluster_device_from(GIVEN | more) == ("cuda", "NVIDIA H100", None), more
+    for more, part in (({"decode": 2}, 0.5), ({"decode_dp": 3}, 0.5), ({"decode": 4}, 0.3333)):
+        device, why, each = cluster_device_from(GIVEN | more)
+        assert (device, each) == ("cuda", part), more
+        assert re.match(r"NVIDIA H100; \d workers share a GPU and its memory", why)
+    two_cards.setattr(torch.cuda, "device_count", lambda: 1)
+    device, why, each = cluster_device_from(GIVEN | {"device": "cuda"})
+    assert (device, each) == ("cuda", 0.5) and why.startswith("2 workers share a GPU")
+    assert cluster_device_from(GIVEN | {"decode": 15}).gpus_per_worker == 0.0625
+
+
+def test_ranks_have_a_gpu_each(two_cards: pytest.MonkeyPatch) -> None:
+    for more in ({"tp": 2}, {"prefill_tp": 2}, {"decode_tp": 2}):
+        device, why, each = cluster_device_from(GIVEN | more)
+        assert (device, each) == ("cpu", None), more
+        assert "one for each of their ranks, and 2 are here" in why, more
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "needed"),
+    [
+        (0.5, 4, 2),
+        (0.5, 5, 3),
+        (0.6, 2, 2),
+        (0.3333, 3, 1),
+        (0.0625, 16, 1),
+        (1.0, 2, 2),
+        (2.0, 1, 2),
+    ],
+)
+def test_no_worker_has_parts_of_two_gpus(
+    two_cards: pytest.MonkeyPatch, each: float, workers: int, needed: int
+) -> None:
+    demand = GpuDemand((1,) * workers, each)
+    assert demand.needed == needed
+    assert (unusable(demand) is None) == (needed <= 2)
+
+
+def test_gpus_that_were_asked_for_and_are_not_here_are_refused(
+    two_cards: pytest.MonkeyPatch,
+) -> None:
+    config = EngineConfig(Path("m"), device="cuda")
+    told = (
+        "--device cuda: 3 workers with --gpus-per-worker 1 need 3 GPUs, and 2 are here: "
+        "--gpus-per-worker 0.5 divides what is here among them"
+    )
+    with pytest.raises(StartError, match=told):
+        check_device(config, here=True, demand=GpuDemand((1, 1, 1), 1.0))
+    with pytest.raises(StartError, match="workers need 3 GPUs, one for each of their ranks"):
+        check_device(config, here=True, demand=GpuDemand((2, 1)))
+
+
+def test_budgets_beyond_a_shared_gpu_are_refused(two_cards: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(total_memory=80 << 30)
+    two_cards.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    shared, alone = GpuDemand((1, 1), 0.5), GpuDemand((1, 1), 1.0)
+    for memory, demand in ((39 << 30, shared), (79 << 30, alone), (None, shared)):
+        config = EngineConfig(Path("m"), device="cuda", memory_bytes=memory)
+        check_device(config, here=True, demand=demand)
+    config = EngineConfig(Path("m"), device="cuda", memory_bytes=40 << 30)
+    with pytest.raises(StartError, match=r"2 workers share a GPU of 80 GiB.*most --memory-gb 39"):
+        check_device(config, here=True, demand=shared)
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])

@@ -160,3 +160,19 @@ def test_budget_and_requests_are_decided_before_weights_are_read(tmp_path: Path)
     assert (again.slots, again.pages) == (plan.slots, plan.pages)
     on_cpu = options(path, device="cpu")
     assert loader.with_memory(on_cpu) is on_cpu
+
+
+def test_a_worker_beside_another_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loader, "available_memory", lambda device: GPU_BYTES // 2)
+    monkeypatch.setattr(loader, "card_memory", lambda device: GPU_BYTES)
+    path = write_config(tmp_path / "model", NEMOTRON_9B, small=False)
+    told = "other processes use 37.25 GiB of the 74.51 GiB of cuda"
+    loader.with_memory(options(path))
+    assert told in caplog.text
+    caplog.clear()
+    loader.with_memory(options(path, memory_fraction=0.45))
+    assert "other processes" not in caplog.text
+    with pytest.raises(ConfigError, match=told):
+        planned_memory(options(path, memory_bytes=50 * 10**9))

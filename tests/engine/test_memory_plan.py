@@ -369,6 +369,28 @@ def test_a_refusal_names_the_options_that_would_help(config: EngineConfig, named
     assert ("--tp" in helps) is config.on_gpu
 
 
+def test_a_refusal_names_others_that_use_the_card() -> None:
+    card = 80 * GIB
+    with pytest.raises(ConfigError) as refused:
+        MemoryPlan(on_gpu(), MODEL, 19 * GIB, 18 * GIB, card)
+    helps = str(refused.value).partition("would help: ")[2]
+    assert "other processes use 62 GiB of the 80 GiB of cuda" in helps and "nvidia-smi" in helps
+    assert "a larger --memory-fraction" not in helps, "as much as is free is taken already"
+    with pytest.raises(ConfigError, match="a larger --memory-fraction") as alone:
+        MemoryPlan(on_gpu(), MODEL, 71 * GIB, card - GIB // 2, card)
+    assert "other processes" not in str(alone.value)
+
+
+def test_what_others_use_of_a_shared_card_is_no_reason_to_warn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for fraction, level in ((0.45, logging.INFO), (0.9, logging.WARNING)):
+        made = MemoryPlan(on_gpu(memory_fraction=fraction), MODEL, 0, 80 * GIB, 80 * GIB)
+        compared(made, MemoryUse(made.tensor_bytes, made.tensor_bytes, 79 * GIB))
+        assert caplog.records[-1].levelno == level
+
+
 def test_what_is_used_is_compared_with_the_plan(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     made = MemoryPlan(on_gpu(), MODEL, 0, 80 * GIB, 80 * GIB)
