@@ -9,6 +9,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from baton.deploy.doctor.finding import Finding, Level, ok
+from baton.deploy.doctor.first_answer import check_answers
 from baton.deploy.doctor.packages import installed, requirements
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
@@ -24,7 +25,9 @@ LEAST_MEMORY = 2 << 30
 
 
 def check_torch() -> Iterator[Finding]:
-    """Check that torch starts, and that it can use the GPUs that the machine has."""
+    """Check that torch starts, that it can use the GPUs that the machine has, and that engines
+    answer on them, or on the CPU where there is none.
+    """
     if installed("torch") is None:
         return  # told by the packages' check
     try:
@@ -36,12 +39,14 @@ def check_torch() -> Iterator[Finding]:
             "`nvidia-smi` hangs too: restart the driver or the machine",
         )  # fmt: skip
         return
-    yield gpu_finding(found, driver=DRIVER.exists())
+    gpu = gpu_finding(found, driver=DRIVER.exists())
+    yield gpu
     if len(found["devices"]) > 1:
         yield ranks_finding(found)
     yield memory_finding(found["memory"])
     if found["cuda"] is not None:
         yield triton_finding(requirements("torch"), installed("triton"))
+    yield from check_answers("cuda" if gpu.level is Level.OK else "cpu")
 
 
 def gpu_finding(found: Mapping[str, Any], *, driver: bool) -> Finding:

@@ -7,6 +7,7 @@ start. `baton doctor` must report both.
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from baton.deploy.errors import ProbeError
@@ -15,12 +16,12 @@ DEADLINE_S = 60.0
 _LAST_LINES = 3
 
 
-def run_probe(module: str, deadline_s: float = DEADLINE_S) -> Any:
+def run_probe(module: str, deadline_s: float = DEADLINE_S, arguments: Sequence[str] = ()) -> Any:
     """Run a module that prints one JSON value as its last line, and return the value.
 
     Raises ProbeError.
     """
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-m", module, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
     except subprocess.TimeoutExpired as err:

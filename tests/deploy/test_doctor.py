@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from packaging.requirements import Requirement
 from torch.distributed import is_nccl_available
 
+from baton.deploy.doctor import first_answer
 from baton.deploy.doctor.compute import (
     check_cores,
     check_huge_pages,
@@ -23,13 +25,16 @@ from baton.deploy.doctor.compute import (
     triton_finding,
 )
 from baton.deploy.doctor.finding import Finding, Level
+from baton.deploy.doctor.first_answer import check_answers
 from baton.deploy.doctor.host import check_clock
 from baton.deploy.doctor.links import check_rdma, check_ucx
+from baton.deploy.doctor.made_up_models import KINDS
 from baton.deploy.doctor.packages import check_package
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
 from baton.transfer.channels.nixl import ucx
 
+ROOT = Path(__file__).parents[2]
 BATON = [sys.executable, "-m", "baton.cli.main"]
 CAN_MOUNT = os.geteuid() == 0 and shutil.which("unshare") is not None
 H200 = {"name": "H200", "capability": "9.0", "free": 130 << 30, "total": 139 << 30}
@@ -38,7 +43,7 @@ H200 = {"name": "H200", "capability": "9.0", "free": 130 << 30, "total": 139 << 
 def run(command: list[str], **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run the doctor, and return its exit code and its findings by check."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | environment
+        command, capture_output=True, text=True, timeout=300, env=os.environ | environment
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert found, done.stderr
@@ -90,10 +95,11 @@ def test_every_fault_of_one_machine_is_named_with_its_remedy(tmp_path: Path) -> 
 def test_a_sound_machine_has_no_problem_and_the_report_is_readable() -> None:
     done = subprocess.run(
         [*BATON, "doctor", "--http-port", "0", "--grpc-port", "0"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok       ray: " in done.stdout
+    assert "ok       answer: Mamba-2, attention; " in done.stdout
     assert done.stdout.splitlines()[-1].startswith("0 problems, ")
 
 
@@ -176,6 +182,41 @@ def test_the_probe_says_what_torch_knows() -> None:
     found = run_probe("baton.deploy.doctor.torch_probe")
     assert found["nccl"] is is_nccl_available()
     assert len(found["devices"]) == torch.cuda.device_count()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU's kernels would be compiled")
+def test_engines_of_every_kind_of_layer_answer_as_torch_computes() -> None:
+    (finding,) = check_answers("cpu")
+    assert finding.level is Level.OK, finding
+    assert all(kind in finding.found for kind in KINDS)
+    layers = {path.stem for path in (ROOT / "engine/models/layers").glob("*.py")}
+    parts = {"base", "expert_share", "linear", "mlp", "norm", "rope", "vocabulary"}
+    tried = {"attention", "gated_delta", "kda", "mamba2", "mla", "moe", "short_conv"}
+    assert layers == parts | tried, "a new kind of layer needs a made-up model"
+
+
+@pytest.mark.parametrize(
+    ("printed", "told", "remedy"),
+    [
+        ('print(\'{"a": 9.0, "b": 1.0}\')', "farther .*: a \\(9 times\\)", "constraints.txt"),
+        ("print('{\"a\": NaN}')", "farther .*: a \\(nan times\\)", "constraints.txt"),
+        ("raise ValueError('out of shared memory')", "none: .*out of shared mem", "whole error"),
+    ],
+    ids=["wrong", "not a number", "error"],
+)
+def test_an_engine_that_fails_or_computes_wrong_numbers_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, told: str, remedy: str
+) -> None:
+    module(tmp_path, "answers", "")
+    (tmp_path / "answers/__main__.py").write_text(printed)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(first_answer, "PROBE", "answers")
+    for device, count, way in (("cuda", len(KINDS), "--device cpu"), ("cpu", 1, "--kernels torch")):
+        found = list(check_answers(device))
+        assert len(found) == count
+        for finding in found:
+            assert finding.level is Level.PROBLEM and re.search(told, finding.found)
+            assert remedy in finding.remedy and way in finding.remedy
 
 
 def test_a_triton_that_torch_does_not_ask_for() -> None:
