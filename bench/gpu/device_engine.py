@@ -1,5 +1,6 @@
 """An engine on a GPU in this process: decode steps timed, and watched for host waits."""
 
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -52,6 +53,14 @@ def options_of(
     )
 
 
+def return_memory(device: torch.device) -> None:
+    """Give the device what engines before have left: torch holds it, and it does not count as
+    free."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def fitted(config: dict[str, Any], options: EngineConfig, free: int) -> dict[str, Any]:
     """Return the config of as many of the model's layers as `free` bytes of a device hold: all, or
     a multiple of four, and four at least."""
@@ -90,6 +99,7 @@ class GpuEngine:
         """
         self._device = device
         small = small or device.type == "cpu"
+        return_memory(device)
         if ranks is None and not small:
             free = available_memory(device)
             config = fitted(config, options_of(Path(), device, max_running), free)

@@ -4,6 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+import warnings
+from collections import Counter
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,23 @@ from torch import Tensor
 
 from baton.bench.gpu.aot import HOPPER, compile_for
 from baton.bench.gpu.first_day.compile_stalls import watched_compilations
+from baton.bench.gpu.first_day.memory import GpuBytes, Told
 from baton.bench.gpu.first_day.parity_cases import ParityCase, parity_cases
 from baton.bench.gpu.first_day.real_parity import compared
 from baton.bench.gpu.first_day.run import SCRIPTS, verdict
+from baton.bench.gpu.first_day.watched import (
+    Activity,
+    WatchedStream,
+    idle_share,
+    percentile,
+    profiled,
+    waiting_calls,
+    watched_waits,
+)
 from baton.bench.gpu.maker import Maker
-from baton.bench.gpu.parts import Line
+from baton.bench.gpu.parts import Limits, Line, Part
 from baton.bench.gpu.sizes import TINY
+from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.base import Kernels
 from baton.kernels.torch_kernels import TORCH
 
@@ -138,3 +153,119 @@ def test_a_variant_is_counted_when_it_is_first_asked_for() -> None:
             counts.append(len(found.seconds))
     assert counts == [1, 1, 2, 2, 2]
     assert all("_doubled" in name and seconds > 0 for name, seconds in found.seconds)
+
+
+def on_host(name: str, begin: int) -> Activity:
+    return Activity(name, begin, begin + 5, on_device=False)
+
+
+def on_device(name: str, begin: int, end: int) -> Activity:
+    return Activity(name, begin, end, on_device=True)
+
+
+def test_calls_that_wait_are_counted_while_the_device_is_watched() -> None:
+    seen = [
+        on_host("cudaMalloc", 50),  # before the first kernel
+        on_device("step", 100, 200),
+        on_host("cudaLaunchKernel", 110),
+        on_host("cudaMalloc", 120),
+        on_host("cudaMalloc_v3020", 130),
+        on_host("cudaMallocAsync_v11020", 140),
+        on_host("cudaEventQuery", 150),
+        on_host("cudaStreamSynchronize", 200),
+        on_device("Memcpy HtoD (Pageable -> Device)", 210, 220),
+        on_device("Memcpy HtoD (Pinned -> Device)", 220, 230),
+        on_device("Memcpy DtoH (Device -> Pageable)", 230, 240),
+        on_device("Memcpy DtoH (Device -> Pinned)", 240, 250),
+        on_host("cudaDeviceSynchronize", 251),  # the profiler's, after the last
+    ]
+    assert waiting_calls(seen) == Counter(
+        {
+            "cudaMalloc": 1,
+            "cudaMalloc_v3020": 1,
+            "cudaStreamSynchronize": 1,
+            "Memcpy HtoD (Pageable -> Device)": 1,
+            "Memcpy DtoH (Device -> Pageable)": 1,
+        }
+    )
+    assert not waiting_calls([on_host("cudaMalloc", 120)])
+
+
+def test_idle_time_lies_between_kernels_that_may_overlap() -> None:
+    kernels = [
+        on_device("late", 180, 200),
+        on_device("long", 100, 140),
+        on_device("inside", 110, 120),
+        on_device("beside", 130, 150),
+        on_host("cudaLaunchKernel", 0),
+    ]
+    assert idle_share(kernels) == pytest.approx(0.3)
+    assert idle_share(kernels[:1]) == 0
+    assert idle_share(kernels[-1:]) is None
+
+
+def test_the_profiler_is_read_by_name_and_time() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there the profiler is asked for the device's activities")
+    began = time.time_ns()
+    seen = [each for each in profiled(torch.device("cpu"), product) if each.name == "aten::mm"]
+    assert len(seen) == 1 and not seen[0].on_device
+    assert seen[0].begin_ns < seen[0].end_ns <= seen[0].begin_ns + time.time_ns() - began
+
+
+def product() -> None:
+    torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def waits_for_the_device() -> None:
+    warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+
+
+def test_a_wait_is_told_with_its_line() -> None:
+    with watched_waits(torch.device("cpu")) as found:
+        waits_for_the_device()
+        waits_for_the_device()
+        warnings.warn("Synchronization debug mode is a prototype", UserWarning, stacklevel=1)
+    line = waits_for_the_device.__code__.co_firstlineno + 1
+    where = f"tests/bench/test_first_day.py:{line} waits_for_the_device"
+    assert found.places == {where: 2}
+
+
+def test_waits_for_results_are_summed() -> None:
+    stream = WatchedStream(ThreadStream())
+    began = time.perf_counter()
+    doubled = stream.submit_prepared(lambda: 2, lambda number: 2 * number)
+    assert stream.waited_s == 0
+    assert doubled.result(60) == 4
+    assert 0 < stream.waited_s < time.perf_counter() - began
+    before = stream.waited_s
+    with pytest.raises(ZeroDivisionError):
+        stream.submit(lambda: 1 / 0).result(60)
+    assert stream.waited_s > before
+    stream.close()
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    values = [float(number) for number in range(100, 0, -1)]
+    assert percentile(values, 0.5) == 51 and percentile(values, 0.99) == 100
+    assert percentile([3.0], 0.99) == 3
+
+
+def test_memory_beyond_its_plan_is_a_fault_where_it_is_judged() -> None:
+    receiver, sender = Pipe(duplex=False)
+    told = Told("default", Part(sender, Limits(), dry=False, until=0))
+    told.line("peak", 1 << 20, 2 << 20, judged=True)
+    told.line("peak", 3 << 20, 2 << 20, judged=True)
+    told.line("outside torch", 3 << 20, 2 << 20, "of libraries")
+    told.line("graphs", -1024, None)
+    lines = [receiver.recv() for _ in range(4)]
+    assert [line.failed for line in lines] == [False, True, False, False]
+    assert [line.share for line in lines] == [0.5, 1.5, 1.5, None]
+    assert lines[2].beside == "MORE than planned of libraries"
+    assert [line.value for line in lines] == ["1 MiB", "3 MiB", "3 MiB", "-1 KiB"]
+
+
+def test_memory_outside_torch_is_what_the_card_has_beside_it() -> None:
+    before, after = GpuBytes(10, 20, 50), GpuBytes(14, 30, 70)
+    assert after.since(before) == GpuBytes(4, 10, 20)
+    assert after.outside == 40

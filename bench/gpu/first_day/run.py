@@ -10,11 +10,15 @@ TRITON_INTERPRET=1 is set, and engines run small models on the CPU.
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 
 from baton.bench.gpu.first_day.cluster import cluster
 from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.device_transfer import device_transfer
+from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
+from baton.bench.gpu.first_day.waits import waits
+from baton.bench.gpu.models import FEW_LAYERS
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
 
@@ -23,6 +27,8 @@ SCRIPTS = (
     Task("compile_stalls", compile_stalls, 300.0),
     Task("cluster", cluster, 150.0),
     Task("device_transfer", device_transfer, 100.0),
+    *(Task(f"waits {c['model_type']}", partial(waits, c), 20.0) for c in FEW_LAYERS),
+    Task("memory", memory, 60.0),
 )
 
 
@@ -52,7 +58,7 @@ def verdict(name: str, lines: list[Line]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="What to run on the first day with a GPU.")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU")
-    names = [task.name for task in SCRIPTS]
+    names = list(dict.fromkeys(task.name.split()[0] for task in SCRIPTS))
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SCRIPT",
                         help=f"some of {', '.join(names)}")  # fmt: skip
     args = parser.parse_args()
@@ -60,6 +66,6 @@ def main() -> int:
         parser.error("torch sees no GPU; --dry-run checks what can be checked without one")
     run = GpuRun(args.dry_run, sum(task.most_s for task in SCRIPTS))
     for task in SCRIPTS:
-        if task.name in args.only:
+        if task.name.split()[0] in args.only:
             run_script(run, task)
     return int(run.failed)
