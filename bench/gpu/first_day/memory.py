@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -123,6 +124,7 @@ def memory(part: Part) -> None:
 
 def _compare(point: Point, part: Part) -> None:
     device = part.device
+    told = Told(point.name, part)
     return_memory(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -132,13 +134,14 @@ def _compare(point: Point, part: Part) -> None:
         options = with_memory(_options(point, folder, part))
         model = _model(options, device)
         loaded = GpuBytes.now(device)
+        told.line("weights", loaded.since(empty).allocated, model.weight_bytes)
+        began = perf_counter()
         engine = Engine(options, model, None)
     started = GpuBytes.now(device)
-    told = Told(point.name, part)
+    part.add(f"{point.name}: start", f"{perf_counter() - began:.1f} s")
     plan, step = engine.plan, engine.plan.step
     told.line("budget", plan.budget_bytes, None, f"{plan.max_running} rows, "
               f"chunk {plan.chunked_prefill_size}, {plan.pages} pages")  # fmt: skip
-    told.line("weights", loaded.since(empty).allocated, plan.weight_bytes)
     pools = plan.slots * plan.slot_layout.slot_bytes + plan.pages * plan.page_layout.page_bytes
     if isinstance(model, MeasuredGraphs):
         planned = pools + plan.tables.nbytes

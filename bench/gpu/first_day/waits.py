@@ -56,6 +56,7 @@ _FEW_ROWS = 8  # of the engine whose memory does not suffice for them
 _SHORT = 512  # tokens of its longest sequence: the least memory has pages for one
 _TO_PREEMPTION = 100  # steps in which rows fill their pages, and want others
 _LEAST_ROW_S = 2.0  # least time left to begin a row
+_SCARCE_S = 7.0  # that rows of scarce memory may take, which come last
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,14 @@ def _can_run(kind: RowKind, name: str, part: Part) -> bool:
 
 
 def _scarce(config: dict[str, Any], part: Part, name: str) -> None:
+    began = time.perf_counter()
     watched = _Watched(config, part, _FEW_ROWS, scarce=True)
+    part.add(f"{name}: start with drafts", f"{time.perf_counter() - began:.1f} s")
     counters = watched.engine.counters
     for kind in _DRAFTED:
         part.row(f"{name}: {kind.name}", partial(_guard, watched, kind, name, part), _LEAST_ROW_S)
+    what = f"{name}: calls, drafts"
+    part.row(what, partial(_tell_calls, watched, list(_DRAFTED), what, part), _LEAST_ROW_S)
     drafted = counters.draft_rows
     part.add(f"{name}: rows with drafts", f"{drafted}", failed=not drafted)
     before = counters.preemptions
@@ -311,6 +316,8 @@ def _tell_calls(watched: _Watched, kinds: list[RowKind], what: str, part: Part) 
     found = waiting_calls(activities)
     _add_calls(what, found, part)
     for kind in kinds if found and len(kinds) > 1 else []:
+        if part.left_s < _SCARCE_S:
+            return
         part.row(f"{what}, {kind.name}",
                  partial(_tell_calls, watched, [kind], f"{what}, {kind.name}", part),
                  _LEAST_ROW_S)  # fmt: skip
