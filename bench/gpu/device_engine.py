@@ -36,6 +36,7 @@ def options_of(
     max_running: int,
     small: bool = False,
     ranks: int | None = None,
+    memory_bytes: int | None = None,
 ) -> EngineConfig:
     """Return the options of an engine; see `GpuEngine`."""
     return EngineConfig(
@@ -48,7 +49,7 @@ def options_of(
         chunked_prefill_size=256 if small else 4096,
         page_size=16 if small else 64,
         prefix_caching=False,
-        memory_bytes=1 << 28 if small else None if ranks is None else _RANK_BYTES,
+        memory_bytes=1 << 28 if small else memory_bytes if ranks is None else _RANK_BYTES,
         tp=ranks or 1,
     )
 
@@ -93,9 +94,11 @@ class GpuEngine:
         *,
         ranks: int | None = None,
         small: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
         """ranks: of the replica; weights then are the same for any number of them, which takes
-        longer to make. small: a small model in float32 on a GPU too.
+        longer to make. small: a small model in float32 on a GPU too. memory_bytes: of a GPU;
+        None: its usual share.
         """
         self._device = device
         small = small or device.type == "cpu"
@@ -106,7 +109,7 @@ class GpuEngine:
         self.layers = int(config["num_hidden_layers"])
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
-            options = options_of(path, device, max_running, small, ranks)
+            options = options_of(path, device, max_running, small, ranks, memory_bytes)
             model = configured_model(options)
             if ranks is None:
                 source = DeviceWeights(device, options.dtype)
