@@ -19,6 +19,7 @@ from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.first_day.waits import waits
 from baton.bench.gpu.models import FEW_LAYERS
+from baton.bench.gpu.first_day.same_tokens import same_tokens
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
 
@@ -29,6 +30,7 @@ SCRIPTS = (
     Task("device_transfer", device_transfer, 100.0),
     *(Task(f"waits {c['model_type']}", partial(waits, c), 20.0) for c in FEW_LAYERS),
     Task("memory", memory, 60.0),
+    Task("same_tokens", same_tokens, 120.0),
 )
 
 _DRY_S = 300.0  # of each in a dry run, whose machine may be busy with anything
