@@ -6,14 +6,26 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
+from baton.bench.gpu.first_day.capture import fault_of
+from baton.bench.gpu.first_day.checked_model import CheckedModel, CheckedStep
+from baton.bench.gpu.first_day.errors import hanging_step, lost_device, no_memory
 from baton.bench.gpu.first_day.processes import side_by_side
 from baton.bench.gpu.first_day.same_tokens import differing
 from baton.bench.gpu.parts import GpuRun, Line, Part, Task
+from baton.core.errors import StoppedError
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import TokenLogprob
+from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.loop import EngineLoop
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.replay.static_step import StaticStep
 from baton.engine.request.events import RequestFinished
 from baton.engine.request.output import Output
+from baton.engine.step.forward_batch import ForwardBatch
 
 
 def lines_of(work, most_s: float = 60.0) -> list[Line]:
@@ -65,3 +77,101 @@ def test_answers_that_differ_are_told_from_ties() -> None:
     assert "FAR" in differing([lost], [expected])[0]
     short = replace(expected, token_ids=(5, 6), logprobs=expected.logprobs[:2])
     assert differing([short], [expected])[0] == "answer 0: 2 TOKENS"
+
+
+class Stub:
+    """A model that adds one to each slot and page, and returns the first slot but the padding."""
+
+    def __init__(self, leaks: bool) -> None:
+        self._leaks = leaks
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
+        for pool in (states, pages):
+            pool.storage[1:] += 1
+        padding = states.storage[0].clone() if self._leaks else 0
+        return (states.storage[1] + padding).float()[None].expand(batch.rows, -1)
+
+
+def checked(leaks: bool = False, fault: str = "") -> CheckedModel:
+    """Return a checked model after a step of three requests, which has room for four."""
+    device = torch.device("cpu")
+    shape = RecurrentShape((2, 3), None)
+    states = StatePool(SlotLayout((shape,), torch.float32, torch.float32), 3, device)
+    pages = PagePool(PageLayout((AttentionShape(1, 2),), 4, torch.float32), 3, device)
+
+    def capture(forward):
+        result = forward().clone()
+
+        def replay() -> None:
+            result.copy_(forward())
+            if fault == "logits":
+                result[1] += 1
+            elif fault == "states":
+                states.storage[2] += 1
+            elif fault == "pages":
+                pages.storage[1, 5] += 1
+
+        return replay, result
+
+    model = CheckedModel(Stub(leaks), 4, capture)
+    tables = torch.zeros((4, 2), dtype=torch.int32)
+    model.capture(states, pages, tables)
+    model.watched = True
+    model.forward(StaticStep.of(3, tables, has_initial=False).batch, states, pages)
+    assert list(model.steps) == [CheckedStep(4, 3, 0, commit=False)]
+    return model
+
+
+@pytest.mark.parametrize("fault", ["", "logits", "states", "pages"])
+def test_a_captured_step_with_other_bits_is_noticed(fault: str) -> None:
+    assert len(checked(fault=fault).faults) == bool(fault)
+
+
+def test_a_row_that_sees_the_padding_slot_is_noticed() -> None:
+    assert len(checked(leaks=True).faults) == 1
+
+
+def test_captured_steps_that_no_request_came_to_are_told() -> None:
+    model = checked()
+    assert fault_of(model, running=4, window=1) == "NOT CHECKED: [(1, 0, False), (2, 0, False)]"
+    for size in (1, 2):
+        model.steps[CheckedStep(size, size, 0, commit=False)] += 1
+    assert fault_of(model, running=4, window=1) == ""
+    model.steps[CheckedStep(4, 4, 0, commit=False)] += 1
+    del model.steps[CheckedStep(4, 3, 0, commit=False)]
+    assert fault_of(model, running=4, window=1) == "NOT CHECKED: a padding row in 4"
+
+
+CPU = torch.device("cpu")
+
+
+def goes_on(loop: EngineLoop) -> None:
+    """Take the place of a loop's step: any error is its step's."""
+    loop._report(loop._engine.plan_step())
+    try:
+        loop._report(loop._engine.run_step())
+    except Exception as error:
+        loop._report(loop._engine.fail_step(error))
+
+
+def gives_up(loop: EngineLoop) -> None:
+    """Take the place of a loop's step: any error ends the loop."""
+    loop._report(loop._engine.plan_step())
+    loop._report(loop._engine.run_step())
+
+
+@pytest.mark.parametrize("row", [lost_device, no_memory, hanging_step])
+def test_a_sound_engine_does_as_it_should(row) -> None:
+    assert row(CPU)[0] == ""
+
+
+@pytest.mark.parametrize("row", [lost_device, hanging_step])
+def test_an_error_that_ends_requests_is_noticed(row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineLoop, "_step", goes_on)
+    assert row(CPU)[0] == "A REQUEST ENDED"
+
+
+def test_missing_memory_that_ends_the_engine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineLoop, "_step", gives_up)
+    with pytest.raises((torch.OutOfMemoryError, StoppedError)):  # by what is asked of it first
+        no_memory(CPU)

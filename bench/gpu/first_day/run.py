@@ -16,6 +16,9 @@ from baton.bench.gpu.first_day.cluster import cluster
 from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.device_transfer import device_transfer
 from baton.bench.gpu.first_day.memory import memory
+from baton.bench.gpu.first_day.capture import capture
+from baton.bench.gpu.first_day.compile_stalls import compile_stalls
+from baton.bench.gpu.first_day.errors import errors
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.first_day.waits import waits
 from baton.bench.gpu.models import FEW_LAYERS
@@ -31,6 +34,8 @@ SCRIPTS = (
     *(Task(f"waits {c['model_type']}", partial(waits, c), 20.0) for c in FEW_LAYERS),
     Task("memory", memory, 60.0),
     Task("same_tokens", same_tokens, 120.0),
+    Task("capture", capture, 120.0),
+    Task("errors", errors, 90.0),
 )
 
 _DRY_S = 300.0  # of each in a dry run, whose machine may be busy with anything
