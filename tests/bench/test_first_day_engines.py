@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from baton.bench.gpu.first_day.capture import fault_of
 from baton.bench.gpu.first_day.checked_model import CheckedModel, CheckedStep
+from baton.bench.gpu.first_day.eager_channel import EagerChannel
 from baton.bench.gpu.first_day.errors import hanging_step, lost_device, no_memory
+from baton.bench.gpu.first_day.fences import Mix, options_for, run_mix
 from baton.bench.gpu.first_day.processes import side_by_side
 from baton.bench.gpu.first_day.same_tokens import differing
+from baton.bench.gpu.models import FEW_LAYERS, write_config
 from baton.bench.gpu.parts import GpuRun, Line, Part, Task
 from baton.core.errors import StoppedError
 from baton.core.finish import FinishReason, Usage
@@ -26,6 +30,7 @@ from baton.engine.replay.static_step import StaticStep
 from baton.engine.request.events import RequestFinished
 from baton.engine.request.output import Output
 from baton.engine.step.forward_batch import ForwardBatch
+from baton.engine.step.layer_progress import OnLayers
 
 
 def lines_of(work, most_s: float = 60.0) -> list[Line]:
@@ -175,3 +180,42 @@ def test_missing_memory_that_ends_the_engine_is_noticed(monkeypatch: pytest.Monk
     monkeypatch.setattr(EngineLoop, "_step", gives_up)
     with pytest.raises((torch.OutOfMemoryError, StoppedError)):  # by what is asked of it first
         no_memory(CPU)
+
+
+def mixed(folder: Path, listening=lambda told: told) -> Mix:
+    path = write_config(folder / "model", FEW_LAYERS[0], small=True)
+    return run_mix(options_for(path, CPU), listening)
+
+
+def test_a_channel_that_keeps_to_what_it_is_told_finds_all_in_order(tmp_path: Path) -> None:
+    assert mixed(tmp_path).fault == ""
+
+
+def test_a_channel_that_reads_layers_too_early_is_noticed(tmp_path: Path) -> None:
+    def ahead(told: OnLayers) -> OnLayers:
+        return lambda computed: told(
+            [replace(each, attention=each.attention + 1) for each in computed]
+        )
+
+    mix = mixed(tmp_path, ahead)
+    assert mix.fault.startswith("READ TOO EARLY") and 0 < mix.early < mix.copies
+
+
+def test_bytes_that_change_under_a_ticket_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = EagerChannel.write_noise
+
+    def overwritten(channel: EagerChannel, reservation) -> None:
+        write(channel, reservation)
+        channel._pages.storage[reservation.owned[-1], -1] ^= 1
+
+    monkeypatch.setattr(EagerChannel, "write_noise", overwritten)
+    assert mixed(tmp_path).fault.startswith("WRITTEN UNDER A TICKET")
+
+
+def test_a_state_that_was_not_moved_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EagerChannel, "move", lambda channel, parked, reservation: None)
+    assert mixed(tmp_path).fault.startswith("OTHER TOKENS")

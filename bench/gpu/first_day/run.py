@@ -19,6 +19,7 @@ from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.capture import capture
 from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.errors import errors
+from baton.bench.gpu.first_day.fences import fences
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.first_day.waits import waits
 from baton.bench.gpu.models import FEW_LAYERS
@@ -36,6 +37,7 @@ SCRIPTS = (
     Task("same_tokens", same_tokens, 120.0),
     Task("capture", capture, 120.0),
     Task("errors", errors, 90.0),
+    Task("fences", fences, 120.0),
 )
 
 _DRY_S = 300.0  # of each in a dry run, whose machine may be busy with anything
