@@ -12,18 +12,17 @@ import json
 from dataclasses import asdict, replace
 from functools import partial
 
+from baton.bench.gpu.first_day.capture import capture
 from baton.bench.gpu.first_day.cluster import cluster
 from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.device_transfer import device_transfer
-from baton.bench.gpu.first_day.memory import memory
-from baton.bench.gpu.first_day.capture import capture
-from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.errors import errors
 from baton.bench.gpu.first_day.fences import fences
+from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
+from baton.bench.gpu.first_day.same_tokens import same_tokens
 from baton.bench.gpu.first_day.waits import waits
 from baton.bench.gpu.models import FEW_LAYERS
-from baton.bench.gpu.first_day.same_tokens import same_tokens
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
 
