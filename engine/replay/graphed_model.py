@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -34,17 +35,24 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """Captures CUDA graphs, all of which share their memory: no two of them run at once."""
+    """Captures CUDA graphs, all of which share their memory: no two of them run at once.
+
+    The memory ends with its last graph; torch takes no new one there, so the next begins another.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
 
     def __call__(self, forward: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         forward()  # compiles kernels and makes libraries' handles, which a capture must not
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: transfers do.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = forward()
+        self._graphs.add(graph)
         graph.replay()  # a capture computes nothing
         return graph.replay, result
 

@@ -41,14 +41,15 @@ def compared(plan: MemoryPlan, use: MemoryUse) -> dict[str, str]:
     Where the engine leaves a part of its card to others, their memory cannot be told from what
     libraries take of it, and is no reason to warn.
     """
-    planned = plan.tensor_bytes
+    overhead = plan.overhead(plan.max_running)
+    planned = plan.tensor_bytes + overhead.workspaces
     told = {
         "used by tensors": f"up to {readable(use.peak)} of {readable(planned)} planned",
         "held by torch": readable(use.reserved),
-        "used beside torch": f"{readable(use.beside)} of {readable(plan.overhead_bytes)} planned",
+        "used beside torch": f"{readable(use.beside)} of {readable(overhead.beside)} planned",
     }
     alone = plan.config.fraction >= GPU_MEMORY_FRACTION
-    over = use.peak > planned or (alone and use.beside > plan.overhead_bytes)
+    over = use.peak > planned or (alone and use.beside > overhead.beside)
     log.log(
         logging.WARNING if over else logging.INFO,
         "memory of %s at the start: %s",

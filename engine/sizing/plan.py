@@ -138,14 +138,14 @@ class MemoryPlan:
     @property
     def overhead_bytes(self) -> int:
         """The bytes that a GPU loses beside what torch allocates."""
-        return self._overhead(self.max_running).total if self.config.on_gpu else 0
+        return self.overhead(self.max_running).total if self.config.on_gpu else 0
 
     @property
     def counts_overhead(self) -> bool:
         """True where they are in the budget, because it is a part of a card's memory."""
         return self.config.on_gpu and self.config.memory_bytes is None
 
-    def _overhead(self, running: int) -> DeviceOverhead:
+    def overhead(self, running: int) -> DeviceOverhead:
         config = self.config
         layers = len(self.model_config.layers)
         return DeviceOverhead(running, layers, config.window, config.tp, config.graphs)
@@ -378,7 +378,7 @@ class MemoryPlan:
         beside = self.weight_bytes + self.texts_bytes
         beside += self._step(running).total + self._tables(running).nbytes
         if self.counts_overhead:
-            beside += self._overhead(running).total
+            beside += self.overhead(running).total
         return beside + self._pool_bytes(running)
 
     def _fits(self, running: int, more: int = 0) -> bool:

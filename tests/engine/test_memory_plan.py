@@ -330,7 +330,9 @@ def test_libraries_take_more_for_more_ranks_sizes_and_windows() -> None:
     assert replace(least, layers=80).executables == 2 * least.executables
     assert replace(least, captures=False).executables == 0
     assert replace(least, ranks=2).total - least.total > 900 * MIB
-    assert least.total == least.libraries + least.executables + least.transfers
+    assert least.total == least.beside + least.workspaces
+    assert replace(least, window=4).workspaces > least.workspaces
+    assert replace(least, captures=False).workspaces < least.workspaces
 
 
 def test_fewer_requests_run_at_once_where_memory_does_not_serve_the_default() -> None:
@@ -398,11 +400,13 @@ def test_what_is_used_is_compared_with_the_plan(caplog: pytest.LogCaptureFixture
     told = compared(made, as_planned)
     assert told["used beside torch"].startswith("700 MiB of ")
     assert told["used by tensors"].startswith("up to ")
-    more = replace(as_planned, peak=made.tensor_bytes + 1)
+    workspaces = made.overhead(made.max_running).workspaces
+    compared(made, replace(as_planned, peak=made.tensor_bytes + workspaces))
+    more = replace(as_planned, peak=made.tensor_bytes + workspaces + 1)
     compared(made, more)
     compared(made, replace(as_planned, on_card=made.tensor_bytes + 9 * GIB))
     levels = [record.levelno for record in caplog.records]
-    assert levels == [logging.INFO, logging.WARNING, logging.WARNING]
+    assert levels == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
 
 
 def test_without_captures_no_memory_is_kept_for_them() -> None:

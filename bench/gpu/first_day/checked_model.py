@@ -57,7 +57,7 @@ class CheckedModel(GraphedModel):
             return [logits[: batch.rows], *batch.kept]
 
         step = CheckedStep(size, batch.decode_requests, tokens, commit=False)
-        return self._compare(step, replayed, eager, pools)[0]
+        return self._compare(step, replayed, eager, pools, batch.kept)[0]
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
@@ -83,7 +83,7 @@ class CheckedModel(GraphedModel):
             return []
 
         step = CheckedStep(size, batch.decode_requests, window.tokens, commit=True)
-        self._compare(step, replayed, eager, [states.storage])
+        self._compare(step, replayed, eager, [states.storage], window.kept)
 
     def _compare(
         self,
@@ -91,15 +91,18 @@ class CheckedModel(GraphedModel):
         replayed: Callable[[], list[Tensor]],
         eager: Callable[[], list[Tensor]],
         pools: Sequence[Tensor],
+        inputs: Sequence[Tensor],
     ) -> list[Tensor]:
         """Return what the replayed step computes. pools: [blocks, bytes] that it may write; the
-        first block is padding.
+        first block is padding. inputs: kept ones, which a commit may convolve in place.
         """
-        before = [pool.clone() for pool in pools]
+        written = (*pools, *inputs)
+        before = [each.clone() for each in written]
 
         def ran(run: Callable[[], list[Tensor]], poison: int) -> list[Tensor]:
-            for pool, kept in zip(pools, before, strict=True):
-                pool.copy_(kept)
+            for each, kept in zip(written, before, strict=True):
+                each.copy_(kept)
+            for pool in pools:
                 pool[0].fill_(poison)
             computed = run()
             return [each.clone() for each in (*computed, *(pool[1:] for pool in pools))]

@@ -23,7 +23,7 @@ from baton.deploy.demand.demand import NodePlacement
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from recall.language import END
-from recall.questions import Question, held_out
+from recall.questions import HELD_OUT, Question, held_out
 from recall.story import LEARNT
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -50,6 +50,11 @@ def _serve(name: str, tasks: tuple[str, ...], part: Part) -> None:
     with Cluster(config) as served:
         part.add(f"{name}: up", f"{time.monotonic() - began:.1f} s")
         ask = partial(_answer, f"{served.http_url}/v1/completions")
+        for which in ("first", "second"):
+            _, took = ask(held_out(HELD_OUT + len(which), tasks[0], 64))
+            names = ("ttft_us", "prefill_us", "network_us", "transfer_us", "e2e_us")
+            told = ", ".join(f"{each[:-3]} {took.get(each, 0) / 1e3:.0f}" for each in names)
+            part.add(f"{name}: {which} request, ms", told)
         count = 4 if part.dry else 48
         lengths = (64, 256) if part.dry else (64, 128, 256, 512)
         questions = [

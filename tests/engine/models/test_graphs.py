@@ -1,6 +1,9 @@
 """Captured decode steps, by batch size: what they compute is what the model does."""
 
+import itertools
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from baton.engine.layout.batch_sizes import batch_sizes
 from baton.engine.layout.owners import Owner
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.models.family_table import read_config
-from baton.engine.replay.graphed_model import GraphedModel
+from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import KernelChoice, select
 
@@ -62,6 +65,34 @@ def start(driver: StepDriver, prompts: list[list[int]]) -> list[Row]:
     rows = [driver.start(prompt) for prompt in prompts]
     driver.step(prefill=[(row, len(row.tokens)) for row in rows])
     return rows
+
+
+class FakeGraph:
+    def replay(self) -> None: ...
+
+
+def test_captures_begin_new_memory_once_the_last_of_their_graphs_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools: list[tuple[int, int]] = []
+
+    @contextmanager
+    def graph(_: FakeGraph, pool: tuple[int, int], capture_error_mode: str) -> Iterator[None]:
+        pools.append(pool)
+        yield
+
+    handles = zip(itertools.repeat(0), itertools.count(1))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    capture = CudaCapture()
+    kept = [capture(lambda: torch.zeros(1)) for _ in range(2)]
+    kept.pop()
+    kept.append(capture(lambda: torch.zeros(1)))
+    assert len(set(pools)) == 1
+    kept.clear()
+    capture(lambda: torch.zeros(1))
+    assert pools[3] not in pools[:3]
 
 
 def test_rows_come_and_go_and_every_step_is_the_models_own(

@@ -88,7 +88,8 @@ def tell_rate(name: str, bytes_per_s: float, *, one_host: bool) -> None:
     log.warning(
         "%s, which is as slow as through the host's memory: GPUs of one host should reach over "
         "%g GB/s. Start both workers in one pid namespace, leave UCX_TLS unset or add cuda_ipc "
-        "to it, and compare `nvidia-smi topo -p2p r`; UCX_PROTO_INFO=used tells what UCX chose",
+        "to it, take expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, and compare `nvidia-smi "
+        "topo -p2p r`; UCX_PROTO_INFO=used tells what UCX chose",
         told,
         SLOW / 1e9,
     )
