@@ -366,6 +366,15 @@ async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[Route
             client.close()
 
 
+async def metrics_of(worker: TestWorker) -> str:
+    """Return a worker's metrics as its router gets them."""
+    async with router().dial_worker(worker.identity, OPTIONS) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        reply = await stub.Metrics(worker_pb2.MetricsRequest(), timeout=DEADLINE_S)
+    text: str = reply.text.decode()
+    return text
+
+
 def prefill_worker(name: str = "p0", **options: Any) -> TestWorker:
     return TestWorker(name, Role.PREFILL, **options)
 

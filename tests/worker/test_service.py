@@ -6,15 +6,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificates import operator, router
+from certificates import operator
 from engine.engines import greedy, make_engine
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from worker.cluster import (
     DEADLINE_S,
-    TestWorker,
     decode_worker,
+    metrics_of,
     prefill_worker,
     running,
     session,
@@ -25,15 +25,6 @@ from baton.core.role import Role
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
 from baton.worker.config import WorkerConfig
-
-
-async def metrics_of(worker: TestWorker) -> str:
-    """Return a worker's metrics as its router gets them."""
-    async with router().dial_worker(worker.identity, OPTIONS) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)
-        reply = await stub.Metrics(worker_pb2.MetricsRequest(), timeout=DEADLINE_S)
-    text: str = reply.text.decode()
-    return text
 
 
 async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
