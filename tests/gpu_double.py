@@ -206,6 +206,17 @@ class StreamDouble:
     def synchronize(self) -> None: ...
 
 
+class CurrentStream(StreamDouble):
+    """The stream of a thread that has chosen none, on which a wait stops the thread."""
+
+    def __init__(self, device: torch.device, traffic: Traffic) -> None:
+        super().__init__(device)
+        self._traffic = traffic
+
+    def synchronize(self) -> None:
+        self._traffic.read("synchronize")
+
+
 class GraphDouble:
     """A captured function, which a replay runs again, into the result that the capture gave."""
 
@@ -277,6 +288,7 @@ def gpu_double(patches: pytest.MonkeyPatch) -> Iterator[Traffic]:
         "Stream": StreamDouble,
         "Event": EventDouble,
         "stream": on_stream,
+        "current_stream": lambda device: CurrentStream(device, traffic),
         "CUDAGraph": GraphDouble,
         "graph": CaptureDouble,
         "graph_pool_handle": lambda: (0, 0),

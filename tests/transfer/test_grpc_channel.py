@@ -21,7 +21,7 @@ from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.errors import ChannelError, ChecksumError, FrameError, TicketError
 from baton.transfer.memory.regions import DeviceRegion, EngineMemory
-from baton.transfer.memory.segments import Kind, Segment, cut_state
+from baton.transfer.memory.segments import Kind, Piece, Segment, cut_state
 from baton.transfer.tickets import Claim, TicketTable, tell_on_loop
 
 
@@ -138,9 +138,17 @@ def test_memory_of_a_device_moves_the_same_bytes_as_the_hosts() -> None:
     source, target = Pools(), Pools()
     source.randomise(torch.Generator().manual_seed(1))
     region, other = DeviceRegion(source.pages.storage), DeviceRegion(target.pages.storage)
-    assert bytes(region.read(3, 5, 40)) == bytes(source.pages.storage[3, 5:45].tolist())
-    other.write(2, 7, region.read(3, 5, 40))
+    places = [(3, Piece(0, 5, 40)), (1, Piece(1, 0, 16)), (3, Piece(2, 45, 8))]
+    read = region.read(places)
+    assert [bytes(part) for part in read] == [
+        bytes(source.pages.storage[block, piece.offset : piece.offset + piece.nbytes].tolist())
+        for block, piece in places
+    ]
+    region.read([(2, Piece(0, 0, 40))])  # which changes nothing of what was read
+    other.write([(2, Piece(0, 7, 40)), (4, Piece(1, 1, 16)), (2, Piece(2, 47, 8))], read)
     assert torch.equal(target.pages.storage[2, 7:47], source.pages.storage[3, 5:45])
+    assert torch.equal(target.pages.storage[4, 1:17], source.pages.storage[1, :16])
+    assert torch.equal(target.pages.storage[2, 47:55], source.pages.storage[3, 45:53])
     assert isinstance(source.memory, EngineMemory)
 
 

@@ -1,9 +1,12 @@
 """Access to the memory of one engine's pools, for channels."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,19 +33,25 @@ class Span:
         return self.block_bytes * self.blocks
 
 
+Places = Sequence[tuple[int, Piece]]
+"""Blocks of a pool, each with the piece of it that is meant."""
+
+
 class Region(Protocol):
-    """One pool's storage: [blocks, block_bytes] uint8."""
+    """One pool's storage: [blocks, block_bytes] uint8. Any thread may call it."""
 
     span: Span
 
-    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
-        """Return bytes of one block.
+    def read(self, places: Places) -> list[memoryview]:
+        """Return the bytes of each place.
 
         They may alias the pool: use them before anything can write there.
         """
         ...
 
-    def write(self, block: int, offset: int, payload: memoryview) -> None: ...
+    def write(self, places: Places, payload: Iterable[memoryview]) -> None:
+        """Write the bytes of each place; they are there when this returns."""
+        ...
 
 
 class HostRegion:
@@ -52,27 +61,66 @@ class HostRegion:
         self.span = span_of(storage)
         self._bytes = HostBytes(storage.view(-1).numpy())
 
-    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
-        return self._bytes.view(block * self.span.block_bytes + offset, nbytes)
+    def read(self, places: Places) -> list[memoryview]:
+        """See `Region`."""
+        return [self._bytes.view(self._start(*place), place[1].nbytes) for place in places]
 
-    def write(self, block: int, offset: int, payload: memoryview) -> None:
-        self._bytes.put(block * self.span.block_bytes + offset, payload)
+    def write(self, places: Places, payload: Iterable[memoryview]) -> None:
+        """See `Region`."""
+        for place, part in zip(places, payload, strict=True):
+            self._bytes.put(self._start(*place), part)
+
+    def _start(self, block: int, piece: Piece) -> int:
+        return block * self.span.block_bytes + piece.offset
 
 
 class DeviceRegion:
-    """A pool in an accelerator's memory. Every piece passes through host memory."""
+    """A pool in an accelerator's memory. The pieces of a segment pass together through one pinned
+    buffer: a copy from or to other memory waits for the device, each piece for itself.
+    """
 
     def __init__(self, storage: Tensor) -> None:
         self.span = span_of(storage)
         self._storage = storage
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._lock = threading.Lock()  # of the buffer
 
-    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
-        return self._storage[block, offset : offset + nbytes].cpu().numpy().data
+    def read(self, places: Places) -> list[memoryview]:
+        """See `Region`. The bytes are a copy."""
+        with self._lock:
+            for ours, host in self._staged(places):
+                host.copy_(ours, non_blocking=True)
+            self._wait()
+            nbytes = sum(piece.nbytes for _, piece in places)
+            whole = memoryview(self._buffer[:nbytes].numpy().tobytes())
+        ends = [*accumulate(piece.nbytes for _, piece in places)]
+        return [
+            whole[end - piece.nbytes : end] for end, (_, piece) in zip(ends, places, strict=True)
+        ]
 
-    def write(self, block: int, offset: int, payload: memoryview) -> None:
-        # `torch.frombuffer` needs writable memory, which the message is not; so copy it.
-        host = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        self._storage[block, offset : offset + len(payload)].copy_(host)
+    def write(self, places: Places, payload: Iterable[memoryview]) -> None:
+        """See `Region`."""
+        with self._lock:
+            for (ours, host), part in zip(self._staged(places), payload, strict=True):
+                host.numpy()[:] = np.frombuffer(part, np.uint8)
+                ours.copy_(host, non_blocking=True)
+            self._wait()
+
+    def _staged(self, places: Places) -> list[tuple[Tensor, Tensor]]:
+        """Return each place, in the pool and in the buffer: [bytes] uint8."""
+        nbytes = [piece.nbytes for _, piece in places]
+        if self._buffer.nbytes < sum(nbytes):
+            on_gpu = self.span.device is not None
+            self._buffer = torch.empty(sum(nbytes), dtype=torch.uint8, pin_memory=on_gpu)
+        parts = torch.split(self._buffer[: sum(nbytes)], nbytes)
+        return [
+            (self._storage[block, piece.offset : piece.offset + piece.nbytes], part)
+            for (block, piece), part in zip(places, parts, strict=True)
+        ]
+
+    def _wait(self) -> None:
+        if self.span.device is not None:
+            torch.cuda.current_stream(self._storage.device).synchronize()
 
 
 @dataclass(frozen=True)
@@ -144,7 +192,7 @@ class EngineMemory:
     def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
         """Return the segment's bytes, in the order in which they are sent."""
         region, bound = self._bind(segment, holder)
-        return [region.read(block, piece.offset, piece.nbytes) for block, piece in bound]
+        return region.read(bound)
 
     def checked(
         self, segment: Segment, holder: Holder, payload: list[memoryview]
@@ -159,10 +207,9 @@ class EngineMemory:
     def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
         """Write `payload`, as `read` gave it on the other side, to the segment's place here."""
         region, bound = self._bind(segment, holder)
-        at = 0
-        for block, piece in bound:
-            region.write(block, piece.offset, payload[at : at + piece.nbytes])
-            at += piece.nbytes
+        ends = accumulate(piece.nbytes for _, piece in bound)
+        sizes = (piece.nbytes for _, piece in bound)
+        region.write(bound, (payload[end - n : end] for end, n in zip(ends, sizes, strict=True)))
 
     def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
         """Write a payload in the pieces that `read` gave: engines with one rank cut alike, and
@@ -171,8 +218,7 @@ class EngineMemory:
             self.write(segment, holder, payload[0])
             return
         region, bound = self._bind(segment, holder)
-        for (block, piece), part in zip(bound, payload, strict=True):
-            region.write(block, piece.offset, part)
+        region.write(bound, payload)
 
     def kept_bytes(self, segment: Segment) -> int:
         """Return the bytes of a segment."""
@@ -193,7 +239,7 @@ class EngineMemory:
                 self._cut[segment] = found
         return found
 
-    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
+    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Places]:
         found = self.pieces(segment)
         if segment.kind is Kind.KV:
             return self._kv, [(holder.pages[piece.block], piece) for piece in found]
