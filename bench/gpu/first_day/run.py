@@ -1,6 +1,6 @@
 """The scripts for the first day with a GPU, each in a process of its own, with a limit.
 
-    PYTHONPATH=.types python -m baton.bench.gpu.first_day
+    PYTHONPATH=.types:examples python -m baton.bench.gpu.first_day
 
 Each prints the lines of what it has looked at, one line with its verdict, and one JSON object.
 --only runs some of them. --dry-run needs no GPU: kernels are interpreted at tiny sizes where
