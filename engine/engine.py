@@ -39,6 +39,7 @@ from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
 from baton.engine.settings.config import EngineConfig
 from baton.engine.settings.counters import Counters
+from baton.engine.sizing.memory_use import naming_what_is_full
 from baton.engine.speculation.drafter import drafting
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.status import EngineStatus, engine_status
@@ -142,11 +143,12 @@ class Engine:
                 progress("weights", done / max(1, total))
 
         config = with_memory(config)
-        model = load_model(config, weights)
-        with ending_ranks(model):
-            if not (config.model / "tokenizer.json").is_file():
-                return cls(config, model, None)
-            return cls(config, model, Tokenizer.from_folder(config.model, None, config.end_ids))
+        with naming_what_is_full(config):
+            model = load_model(config, weights)
+            with ending_ranks(model):
+                if not (config.model / "tokenizer.json").is_file():
+                    return cls(config, model, None)
+                return cls(config, model, Tokenizer.from_folder(config.model, None, config.end_ids))
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register a listener for the layers of held requests' last chunks. Call this before the

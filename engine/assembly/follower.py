@@ -45,7 +45,9 @@ def main() -> None:
         try:
             follow(leader)
         except (EOFError, ConnectionError):
-            return  # the leader has left
+            # The leader has left, possibly in the middle of a collective: NCCL's own end would wait
+            # for it, and keep this rank's GPU from the worker that is started next.
+            os._exit(0)
         except Exception as error:  # a model or a kernel may raise anything: the leader says so
             name = "" if isinstance(error, BatonError) else f"{type(error).__name__}: "
             leader.send(Failed(f"{name}{error}"))

@@ -1,11 +1,16 @@
 """The memory of a GPU that a started engine uses, beside what was planned."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from baton.core.errors import ConfigError
+from baton.engine.layout.device import device_of
 from baton.engine.settings.choices import GPU_MEMORY_FRACTION
+from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.sizing.readable import readable
 
@@ -24,6 +29,24 @@ class MemoryUse:
     def beside(self) -> int:
         """Bytes that are no tensor's: of CUDA and libraries, and of other processes."""
         return max(0, self.on_card - self.reserved)
+
+
+@contextmanager
+def naming_what_is_full(config: EngineConfig) -> Iterator[None]:
+    """Raise ConfigError, with what would help, where a GPU's memory ends while an engine starts."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        device = device_of(config.device)
+        free, total = torch.cuda.mem_get_info(device)
+        beside = max(0, total - free - torch.cuda.memory_reserved(device))
+        raise ConfigError(
+            f"the memory of {device} was full before the engine had started: it has "
+            f"{readable(total)}, of which other processes and libraries use {readable(beside)} "
+            "(`nvidia-smi` lists processes). What would help: a smaller --memory-fraction (now "
+            f"{config.fraction:g}), --max-running (now {config.most_running}) or "
+            f"--chunked-prefill-size, or --no-graphs. The device said: {error}"
+        ) from error
 
 
 def memory_use(device: torch.device) -> MemoryUse | None:

@@ -5,6 +5,7 @@ import os
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -291,6 +292,23 @@ def test_a_rank_ends_when_its_leader_is_killed(folder: Path) -> None:
     while running(follower):
         assert time.monotonic() < deadline, "the rank lives on"
         time.sleep(0.05)
+
+
+def test_a_rank_whose_end_would_wait_ends_with_its_leader() -> None:
+    """NCCL's teardown may wait for a leader that was killed in the middle of a collective."""
+    ours, theirs = socket.socketpair()
+    ending = "import atexit, sys, time; atexit.register(time.sleep, 600)\n"
+    code = f"{ending}from baton.engine.assembly.follower import main\nmain()"
+    with ours, theirs:
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        rank = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        ours.close()
+        try:
+            assert rank.wait(DEADLINE_S) == 0
+        finally:
+            rank.kill()
+            rank.wait()
 
 
 def running(process: int) -> bool:

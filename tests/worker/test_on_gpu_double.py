@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import pytest
 import torch
@@ -15,9 +15,12 @@ from reached_lines import ReachedLines
 from torch import Tensor
 from worker.cluster import Gate, decode_worker, metrics_of, prefill_worker, running, session
 
-from baton.bench.checkpoints import write_checkpoint
+from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.core.errors import ConfigError
+from baton.engine.assembly import loader
 from baton.engine.engine import Engine
 from baton.engine.layout.device import use_device
+from baton.engine.models.decoder import Decoder
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
@@ -79,6 +82,7 @@ NOT_REACHED = {
     "engine/collectives/rank_device.py: check_gpus": SEVERAL_GPUS,
     "engine/collectives/rank_device.py: rank_device": SEVERAL_GPUS,
     "engine/sizing/engine_options.py: check_ranks": SEVERAL_GPUS,
+    "engine/sizing/memory_use.py: naming_what_is_full": "a full card: the test at the end here",
     "kernels/host_plan.py: on": SEVERAL_GPUS,
     "kernels/triton/shapes.py: processors": "no kernel of Triton's is launched on the double",
     "transfer/channels/nixl/probe.py: tell_rate": UNDER_NIXL,
@@ -142,3 +146,19 @@ async def test_a_thread_that_sets_no_device_has_none(gpu: Traffic) -> None:
     ones.copy_(torch.ones(2).pin_memory(), non_blocking=True)
     assert gpu.reads == ["MainThread: item", "MainThread: cpu"]
     assert gpu.pageable == ["MainThread: copy_"]
+
+
+@pytest.mark.parametrize("where", ["weights", "first step"])
+def test_a_card_that_is_full_at_the_start_is_told_with_what_helps(
+    tmp_path: Path, gpu: Traffic, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def full(*args: object, **more: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
+
+    folder = write_checkpoint(tmp_path / "model", GRANITE_SMALL)
+    whose, name = (loader, "ready_model") if where == "weights" else (Decoder, "forward")
+    monkeypatch.setattr(whose, name, full)
+    with pytest.raises(ConfigError, match="full before the engine had started") as told:
+        Engine.load(replace(OPTIONS, model=folder, device="cuda", memory_fraction=0.45))
+    for part in ("8 GiB", "nvidia-smi", "--memory-fraction (now 0.45)", "Tried to allocate 20"):
+        assert part in str(told.value)
