@@ -1,6 +1,7 @@
 """The numbers of rows of captured decode steps, and the memory that captures keep."""
 
 from collections.abc import Sequence
+from functools import cache
 
 # Sizes up to _FINE are powers of two, then multiples of it: at most a fifth of a large batch is
 # padding, and a padding row costs no attention and no state that is not in the cache.
@@ -20,6 +21,7 @@ def batch_sizes(most: int) -> tuple[int, ...]:
     return (*sorted(sizes), most)
 
 
+@cache  # each step asks
 def window_sizes(most: int, tokens: int) -> tuple[int, ...]:
     """Return the numbers of requests of the captured steps that verify `tokens` tokens of each.
 

@@ -118,3 +118,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen3.5-397B-A17B": {**QWEN3_5_397B, **_POSITIONS},
     "DeepSeek-V3": {**DEEPSEEK_V3, **_POSITIONS},
 }
+_HUB = "https://huggingface.co"
+SOURCES = {
+    "Nemotron-Nano-9B-v2": f"{_HUB}/nvidia/NVIDIA-Nemotron-Nano-9B-v2/blob/main/config.json",
+    "Granite-4.0-H-Small": f"{_HUB}/ibm-granite/granite-4.0-h-small/blob/main/config.json",
+    "Falcon-H1-34B": f"{_HUB}/docs/transformers/model_doc/falcon_h1",
+    "Kimi-Linear-48B-A3B": f"{_HUB}/moonshotai/Kimi-Linear-48B-A3B-Instruct/blob/main/config.json",
+    "Qwen3-Next-80B-A3B": f"{_HUB}/Qwen/Qwen3-Next-80B-A3B-Instruct/blob/main/config.json",
+    "Qwen3.5-9B": f"{_HUB}/Qwen/Qwen3.5-9B/blob/main/config.json",
+    "Qwen3.5-27B": f"{_HUB}/Qwen/Qwen3.5-27B/blob/main/config.json",
+    "Qwen3.5-122B-A10B": f"{_HUB}/Qwen/Qwen3.5-122B-A10B/blob/main/config.json",
+    "Qwen3.5-397B-A17B": f"{_HUB}/Qwen/Qwen3.5-397B-A17B/blob/main/config.json",
+}
+"""The published page of each. On 26 November 2026 the numbers here were compared with those that
+others quote of these pages: layers and their kinds, heads, widths, experts."""

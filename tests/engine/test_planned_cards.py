@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.published_models import PUBLISHED
+from engine.published_models import PUBLISHED, SOURCES
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly.loader import divided_model
@@ -19,6 +19,7 @@ CONTEXT = GB // 2  # of this process, which the driver already has when memory i
 MOST_SLOTS = 1167  # of 128 requests with 8 snapshots each
 TOKENS = 2048  # that each running request has pages for
 
+# Where each model's numbers come from, and when they were compared: SOURCES of published_models.py.
 # By model, GB of the card, and ranks: the requests that run at once, state slots and pages of 64
 # tokens; or what a refusal advises. Contexts have 8192 tokens, as in PUBLISHED.
 TABLE: dict[str, dict[int, dict[int, tuple[int, int, int] | str]]] = {
@@ -72,6 +73,7 @@ def planned(name: str, folder: Path, card: int, ranks: int) -> MemoryPlan:
 
 def test_there_are_nine() -> None:
     assert TABLE.keys() == PUBLISHED.keys() - {"DeepSeek-V3"} and len(TABLE) == 9
+    assert SOURCES.keys() == TABLE.keys(), "numbers whose source nobody can look up"
 
 
 @pytest.mark.parametrize("card", [80, 141])
