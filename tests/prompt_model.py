@@ -14,6 +14,7 @@ from fake_backend import FakeBackend
 from baton.api.http import make_app
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
+from baton.text.template_options import TemplateOptions
 from baton.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +42,12 @@ class Prompts:
 class Model:
     """A folder with one template, Baton's side of it and transformers'."""
 
-    def __init__(self, folder: Path, template: str | Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        template: str | Mapping[str, str],
+        options: TemplateOptions | None = None,
+    ) -> None:
         """template: the only one, or several by name."""
         toy_tokenizer.save_folder(folder)
         named = {"default": template} if isinstance(template, str) else template
@@ -50,7 +56,7 @@ class Model:
             path = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
             (folder / f"{path}.jinja").write_text(source, encoding="utf-8")
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.text = TextService(self.tokenizer, ChatTemplate.from_folder(folder))
+        self.text = TextService(self.tokenizer, ChatTemplate.from_folder(folder, options))
         self.reference = transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(folder / "tokenizer.json"),
             bos_token="<s>",
@@ -82,9 +88,11 @@ class Model:
 
 
 @contextmanager
-def made_model(folder: Path, template: str | Mapping[str, str]) -> Iterator[Model]:
+def made_model(
+    folder: Path, template: str | Mapping[str, str], options: TemplateOptions | None = None
+) -> Iterator[Model]:
     """Yield a model, and end its threads behind it."""
-    model = Model(folder, template)
+    model = Model(folder, template, options)
     try:
         yield model
     finally:

@@ -181,13 +181,27 @@ class _Compiled:
         self.source = source
         self._fixed = fixed
         self._template = _compile(source, now)
+        self._probed_tools: list[Mapping[str, Any]] | None = [PROBED_TOOL]
+        if not self._takes_tools():
+            self._probed_tools = None
         self.traits = probe(self._attempt)
 
     def render(self, names: Mapping[str, Any]) -> str:
         return self._template.render({**self._fixed, **names})
 
+    def _takes_tools(self) -> bool:
+        """Return whether any question is written beside a tool. Where none is, as in templates
+        that call what only llama.cpp has, conversations without tools are probed."""
+        parts = [{"type": "text", "text": "hi"}]
+        forms: tuple[object, ...] = ("hi", parts)
+        return any(self._attempt([{"role": "user", "content": form}]) is not None for form in forms)
+
     def _attempt(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
-        names = {"messages": messages, "tools": [PROBED_TOOL], "add_generation_prompt": True}
+        names = {
+            "messages": messages,
+            "tools": self._probed_tools,
+            "add_generation_prompt": True,
+        }
         try:
             return self.render(names)
         except _RENDER_ERRORS:

@@ -12,7 +12,7 @@ from typing import Any
 
 MessageJson = dict[str, Any]
 Attempt = Callable[[Sequence[Mapping[str, Any]]], str | None]
-"""A rendering of messages beside a tool. It returns None if the template fails."""
+"""A rendering of messages. It returns None if the template fails."""
 
 
 class EmptyContent(Enum):

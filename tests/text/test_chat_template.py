@@ -110,3 +110,13 @@ def test_a_last_message_without_text_or_one_that_is_changed_cannot_be(
     template = ChatTemplate("{{ messages[-1].content[:5] }}")
     with pytest.raises(ChatTemplateError, match="last message"):
         template.render([Message("assistant", said)], continue_final_message=True)
+
+
+def test_a_template_that_fails_beside_tools_keeps_the_system_where_it_is() -> None:
+    source = (
+        "{% if tools %}{{ tools | map(attribute='function') | tojson }}{% endif %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    messages = [Message("system", ("Be brief.",)), Message("user", ("a",)), Message("user", ("b",))]
+    prompt = ChatTemplate(source).render(messages, add_generation_prompt=False)
+    assert prompt == "[system]Be brief.[user]a[user]b"
