@@ -22,6 +22,7 @@ CLIENTS = {
     "aider-chat",
     "anthropic",
     "claude-code",
+    "cline",
     "codex",
     "instructor",
     "langchain",

@@ -166,6 +166,59 @@ OPENCODE = Program(
 )  # fmt: skip
 
 
+def cline_scripts(home: Path) -> Scripts:
+    notes = str(home / NOTES)
+    return {
+        "session": [
+            thought("First I read it.") + call("read_files", files=[{"path": notes}]),
+            "I mend it." + call("editor", path=notes, old_text="blue", new_text="ripe"),
+            call("run_commands", commands=["cat notes.txt"])
+            + call("run_commands", commands=["cat missing.txt"]),
+            END,
+        ]
+    }
+
+
+def prepare_cline(home: Path, url: str) -> None:
+    """Write what `cline auth` asks for."""
+    prepare(home, url)
+    settings = {
+        "provider": "openai-compatible",
+        "apiKey": "none",
+        "model": "toy",
+        "baseUrl": f"{url}/v1",
+    }
+    provider = {
+        "settings": settings,
+        "updatedAt": "2026-01-01T00:00:00.000Z",
+        "tokenSource": "manual",
+    }
+    folder = home / ".cline" / "data" / "settings"
+    folder.mkdir(parents=True)
+    (folder / "providers.json").write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "lastUsedProvider": "openai-compatible",
+                "modes": {},
+                "providers": {"openai-compatible": provider},
+            }
+        )
+    )
+
+
+CLINE = Program(
+    "cline",
+    npm_version("agents", "@cline/cli-linux-x64"),
+    lambda home, url: [str(BINARIES / "cline"), "-c", str(home), TASK],
+    cline_scripts,
+    # Otherwise it leaves a server of its own behind, for sessions of other windows.
+    lambda home, url: {"CLINE_SESSION_BACKEND_MODE": "local", "CLINE_NO_AUTO_UPDATE": "1"},
+    prepare_cline,
+    check,
+)
+
+
 def aider_scripts(home: Path) -> Scripts:
     """Edit wrongly, read what the command of `--test-cmd` prints, and mend it.
 
@@ -200,4 +253,4 @@ AIDER = Program(
     check,
 )  # fmt: skip
 
-AGENTS = (CLAUDE, CODEX, QWEN, OPENCODE, AIDER)
+AGENTS = (CLAUDE, CODEX, QWEN, OPENCODE, CLINE, AIDER)
