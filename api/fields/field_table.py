@@ -326,11 +326,12 @@ FIELDS: tuple[RequestField, ...] = (
     *_works((FieldPlace.RESPONSES_TEXT,), "format", "a grammar"),
     *_label((FieldPlace.RESPONSES_TEXT,), "verbosity", "changes no answer"),
     *_works((FieldPlace.RESPONSES_REASONING,), "effort", "variable of the chat template"),
-    *_label(
+    *_works(
         (FieldPlace.RESPONSES_REASONING,),
-        "summary generate_summary context mode",
-        "changes no answer",
+        "summary generate_summary",
+        "any value but none: the reasoning is the item's summary too, whole",
     ),
+    *_label((FieldPlace.RESPONSES_REASONING,), "context mode", "changes no answer"),
     *_label((FieldPlace.RESPONSES_STREAM,), "include_obfuscation", "changes no part"),
     # Anthropic's Messages.
     *_works(_CONVERSATION, "messages system", "the conversation"),

@@ -55,6 +55,11 @@ class ReasoningOptions(Body):
     context: str | None = None
     mode: str | None = None
 
+    @property
+    def wants_summary(self) -> bool:
+        """True if the reply is to have the reasoning as its summary. `none` is Codex's word."""
+        return (self.summary or self.generate_summary or "none") != "none"
+
 
 class ResponseStreamOptions(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_STREAM
@@ -117,6 +122,10 @@ class ResponsesBody(SamplingFields):
     @property
     def wants_sealed_reasoning(self) -> bool:
         return _SEALED in (self.include or ())
+
+    @property
+    def wants_summary(self) -> bool:
+        return self.reasoning is not None and self.reasoning.wants_summary
 
     def chat_body(self) -> ChatBody:
         """Return the same request to chat completions. Raises `ApiError`."""

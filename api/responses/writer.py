@@ -33,6 +33,7 @@ class ResponseWriter:
         self.response = _response(body, model_id)
         self._want_logprobs = body.wants_logprobs
         self._seals = body.wants_sealed_reasoning
+        self._sums_up = body.wants_summary
         self._tools = {tool.name: tool for tool in body.tools or ()}
         self._table = table
         self._sequence = 0
@@ -110,6 +111,9 @@ class ResponseWriter:
             more["logprobs"], self._logprobs = self._logprobs, []
             content["logprobs"] += more["logprobs"]
         yield self._in_part(f"{_EVENT[part.kind]}.delta", delta=part.text, **more)
+        if self._sums_up and part.kind is PartKind.REASONING:
+            self._items[-1]["summary"][0]["text"] += part.text
+            yield self._in_summary("text.delta", delta=part.text)
 
     def _begin(self, kind: PartKind) -> Iterator[EventJson]:
         self._open = kind
@@ -119,6 +123,9 @@ class ResponseWriter:
         part = _new_part(kind)
         item["content"] = [part]
         yield self._in_part("response.content_part.added", part=_copy(part))
+        if self._sums_up and kind is PartKind.REASONING:
+            item["summary"] = [{"type": "summary_text", "text": ""}]
+            yield self._in_summary("part.added", part=_copy(item["summary"][0]))
 
     def _close(self, status: str = "completed") -> Iterator[EventJson]:
         """Yield the events that end the item that grows, if there is one."""
@@ -131,6 +138,9 @@ class ResponseWriter:
         more = {"logprobs": list(part["logprobs"])} if kind is PartKind.CONTENT else {}
         yield self._in_part(f"{_EVENT[kind]}.done", text=part["text"], **more)
         yield self._in_part("response.content_part.done", part=_copy(part))
+        for summary in item.get("summary", ()):
+            yield self._in_summary("text.done", text=summary["text"])
+            yield self._in_summary("part.done", part=_copy(summary))
         item["status"] = status
         if kind is PartKind.REASONING and self._seals:
             item["encrypted_content"] = seal(part["text"])
@@ -189,6 +199,12 @@ class ResponseWriter:
     def _in_part(self, kind: str, **more: Any) -> EventJson:
         return self._of_item(kind, item_id=self._items[-1]["id"], content_index=0, **more)
 
+    def _in_summary(self, kind: str, **more: Any) -> EventJson:
+        """Return an event of the summary of the reasoning that grows, which is its whole text:
+        clients that ask for a summary show nothing else."""
+        kind = f"response.reasoning_summary_{kind}"
+        return self._of_item(kind, item_id=self._items[-1]["id"], summary_index=0, **more)
+
     def _of_item(self, kind: str, **more: Any) -> EventJson:
         return self._event(kind, output_index=len(self._items) - 1, **more)
 
@@ -242,8 +258,9 @@ def _shown_tool(tool: ClientTool) -> EventJson:
 def _copy(item: EventJson) -> EventJson:
     """Return an item or a part that later parts of the answer do not change."""
     copied = {name: list(each) if isinstance(each, list) else each for name, each in item.items()}
-    if isinstance(copied.get("content"), list):
-        copied["content"] = [_copy(part) for part in copied["content"]]
+    for name in ("content", "summary"):
+        if isinstance(copied.get(name), list):
+            copied[name] = [_copy(part) for part in copied[name]]
     return copied
 
 

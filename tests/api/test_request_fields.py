@@ -98,7 +98,9 @@ AT: dict[FieldPlace, dict[str, Any]] = {
         "prompt_cache_retention": "24h", "prompt_cache_options": {}, "max_tool_calls": 2,
     },
     FieldPlace.RESPONSES_TEXT: {"format": {"type": "json_object"}},
-    FieldPlace.RESPONSES_REASONING: {"effort": "low"},
+    FieldPlace.RESPONSES_REASONING: {
+        "effort": "low", "summary": "auto", "generate_summary": "concise",
+    },
     FieldPlace.RESPONSES_STREAM: {"include_obfuscation": True},
     FieldPlace.MESSAGES: {
         "system": "be brief", "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},

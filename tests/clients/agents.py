@@ -13,7 +13,7 @@ BINARIES = ENVIRONMENTS / "agents" / "node_modules" / ".bin"
 NOTES = "notes.txt"
 TASK = "Mend notes.txt and show it: scenario session"
 BEFORE, AFTER = "plums are blue\n", "plums are ripe\n"
-END = "Plums are ripe now."
+THOUGHT, END = "First I read it.", "Plums are ripe now."
 
 
 def prepare(home: Path, url: str) -> None:
@@ -31,7 +31,7 @@ def claude_scripts(home: Path) -> Scripts:
     notes = str(home / NOTES)
     return {
         "session": [
-            thought("First I read it.") + call("Read", file_path=notes),
+            thought(THOUGHT) + call("Read", file_path=notes),
             "I mend it." + call("Edit", file_path=notes, old_string="blue", new_string="ripe"),
             call("Bash", command="cat notes.txt", description="Show it")
             + call("Bash", command="cat missing.txt", description="Fail"),
@@ -78,7 +78,7 @@ wire_api = "responses"
 def codex_scripts(home: Path) -> Scripts:
     return {
         "session": [
-            thought("First I read it.") + call("exec_command", cmd="cat notes.txt"),
+            thought(THOUGHT) + call("exec_command", cmd="cat notes.txt"),
             "I mend it." + call("exec_command", cmd="sed -i s/blue/ripe/ notes.txt"),
             call("exec_command", cmd="cat notes.txt") + call("exec_command", cmd="cat missing.txt"),
             END,
@@ -92,6 +92,11 @@ def prepare_codex(home: Path, url: str) -> None:
     (home / ".codex" / "config.toml").write_text(CODEX_CONFIG.format(url=url))
 
 
+def check_codex(home: Path, said: str) -> str:
+    """Return what the session left undone. Codex shows reasoning as its summary."""
+    return check(home, said) or ("" if THOUGHT in said else f"no reasoning; it said {said[-300:]}")
+
+
 CODEX = Program(
     "codex",
     npm_version("agents", "@openai/codex"),
@@ -100,7 +105,7 @@ CODEX = Program(
     codex_scripts,
     lambda home, url: {"CODEX_HOME": str(home / ".codex"), "BATON_KEY": "none"},
     prepare_codex,
-    check,
+    check_codex,
 )  # fmt: skip
 
 
@@ -108,7 +113,7 @@ def qwen_scripts(home: Path) -> Scripts:
     notes = str(home / NOTES)
     return {
         "session": [
-            thought("First I read it.") + call("read_file", file_path=notes),
+            thought(THOUGHT) + call("read_file", file_path=notes),
             "I mend it." + call("edit", file_path=notes, old_string="blue", new_string="ripe"),
             call("run_shell_command", command="cat notes.txt", is_background=False)
             + call("run_shell_command", command="cat missing.txt", is_background=False),
@@ -135,7 +140,7 @@ def opencode_scripts(home: Path) -> Scripts:
     notes = str(home / NOTES)
     return {
         "session": [
-            thought("First I read it.") + call("read", filePath=notes),
+            thought(THOUGHT) + call("read", filePath=notes),
             "I mend it." + call("edit", filePath=notes, oldString="blue", newString="ripe"),
             call("bash", command="cat notes.txt", description="Show it")
             + call("bash", command="cat missing.txt", description="Fail"),
@@ -170,7 +175,7 @@ def cline_scripts(home: Path) -> Scripts:
     notes = str(home / NOTES)
     return {
         "session": [
-            thought("First I read it.") + call("read_files", files=[{"path": notes}]),
+            thought(THOUGHT) + call("read_files", files=[{"path": notes}]),
             "I mend it." + call("editor", path=notes, old_text="blue", new_text="ripe"),
             call("run_commands", commands=["cat notes.txt"])
             + call("run_commands", commands=["cat missing.txt"]),
