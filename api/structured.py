@@ -31,7 +31,8 @@ class ResponseFormat(Body):
 
     type: str
     json_schema: JsonSchema | None = None
-    content: dict[str, Any] | None = Field(None, alias="schema")  # of json_object
+    content: dict[str, Any] | None = Field(None, alias="schema")
+    """The schema of json_object, and of json_schema as llama.cpp has it."""
     structures: ListOf[dict[str, Any]] | None = None  # of structural_tag
     triggers: ListOf[str] | None = None
     format: dict[str, Any] | None = None
@@ -45,13 +46,12 @@ class ResponseFormat(Body):
                 schema = ANY_OBJECT if self.content is None else {"type": "object"} | self.content
                 return schemas.grammar(schema, "response_format")
             case "json_schema":
-                if self.json_schema is None:
+                schema_of = self.json_schema
+                content = self.content if schema_of is None else schema_of.content
+                if content is None:
                     raise refused("response_format.json_schema", "expected json_schema.schema")
-                return schemas.grammar(
-                    self.json_schema.content,
-                    "response_format",
-                    strict=bool(self.json_schema.strict),
-                )
+                strict = schema_of is not None and schema_of.strict is True
+                return schemas.grammar(content, "response_format", strict=strict)
             case "structural_tag":
                 tags = {
                     "structures": self.structures,

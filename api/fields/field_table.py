@@ -240,10 +240,9 @@ FIELDS: tuple[RequestField, ...] = (
     *_carried(
         _OPENAI,
         "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
-        "prompt_cache_options verbosity",
+        "prompt_cache_options verbosity service_tier",
         "changes no answer",
     ),
-    *_carried(_OPENAI, "service_tier", "changes no answer", "auto", "default"),
     *_carried(_EVERY_REQUEST, "session_id custom_labels", "changes no answer"),
     *_carried(_GENERATE, "conversation_id routing_key", "changes no answer"),
     *_label(_GENERATE, "no_logs external_trace_header received_time", "changes no answer"),
@@ -263,6 +262,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_extra(_CHAT, "include_reasoning stream_reasoning", True),
     *_extra(_CHAT, "mm_processor_kwargs media_io_kwargs return_prompt_text", False),
     *_neutral(_OPENAI, "use_beam_search watermarking", False),
+    *_extra(_OPENAI, "models top_a"),  # OpenRouter's
     *_extra(_OPENAI, "return_tokens_as_token_ids", False),
     *_extra(_OPENAI, "return_token_offsets return_cached_tokens_details", False),
     *_neutral(_OPENAI, "length_penalty", 1),
@@ -308,10 +308,9 @@ FIELDS: tuple[RequestField, ...] = (
     *_carried(
         _RESPONSES,
         "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
-        "prompt_cache_options max_tool_calls",
+        "prompt_cache_options max_tool_calls service_tier",
         "changes no answer",
     ),
-    *_carried(_RESPONSES, "service_tier", "changes no answer", "auto", "default"),
     *_neutral(_RESPONSES, "prompt"),
     *_extra(_RESPONSES, "context_management access_programs moderation image"),
     *_neutral(_RESPONSES, "background", False),
@@ -347,7 +346,7 @@ FIELDS: tuple[RequestField, ...] = (
         carried=True,
     ),
     *_label(_CONVERSATION, "cache_control", "prefixes are cached by themselves"),
-    *_carried(_MESSAGES, "service_tier", "changes no answer", "auto", "standard_only"),
+    *_carried(_MESSAGES, "service_tier", "changes no answer"),
     *_extra(_CONVERSATION, "user_profile_id workspace_id diagnostics mcp_servers"),
     *_extra(_CONVERSATION, "context_management"),
     *_extra(_CONVERSATION, "speed", "standard"),

@@ -44,7 +44,7 @@ class ChatBody(SamplingBody):
         super().check()
         if not self.messages:
             raise refused("messages", "messages is empty; expected at least one message")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "top_logprobs needs logprobs to be true")
         if self.continue_final_message and self.add_generation_prompt:
             raise refused(

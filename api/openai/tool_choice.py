@@ -74,7 +74,7 @@ def tool_rule(
 
     Raises `ApiError` for a choice that is not one.
     """
-    given = list(tools)
+    given, choice = list(tools), _openais(choice)
     if choice in (None, "auto", "none", "required"):
         if not given and choice == "required":
             raise refused("tool_choice", "tool_choice is 'required' but there are no tools")
@@ -96,6 +96,24 @@ def tool_rule(
         f"tool_choice is {shorten(repr(choice))}; expected 'auto', 'none', 'required', "
         '{"type": "function", "function": {"name": ...}} or allowed_tools',
     )
+
+
+def _openais(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    """Return a choice that a client wrote as other APIs have it, in the form of chat completions.
+
+    Mistral's says `any`; Anthropic's has objects of a type, which agents send here too; Responses
+    puts a function's name beside its type.
+    """
+    if isinstance(choice, str):
+        return "required" if choice == "any" else choice
+    kind = None if choice is None else choice.get("type")
+    if choice is None or not isinstance(kind, str):
+        return choice
+    if kind in ("auto", "none", "required", "any"):
+        return "required" if kind == "any" else kind
+    if kind in ("tool", "function") and "function" not in choice:
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
 
 
 def _part(value: Any, name: str) -> Any:

@@ -46,6 +46,7 @@ Tools = Annotated[list[ToolJson], PlainValidator(read_tools), WithJsonSchema(_SC
 def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
     if not isinstance(given, dict):
         raise refused(where, f"{where}: Input should be an object")
+    given = _wrapped(given)
     kind = given.get("type")
     if kind == "custom" and isinstance(given.get("custom"), Mapping):
         custom = known_only(
@@ -73,6 +74,17 @@ def _tool(given: object, where: str, check: FieldCheck) -> ToolJson | None:
         place = f"{where}.function.parameters"
         raise refused(place, f"{place}: Input should be an object")
     return {**given, "function": function}
+
+
+def _wrapped(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a function as chat completions have it: some clients leave the type out, some send
+    what Responses has, whose function stands beside its type."""
+    if given.get("type") is None and "function" in given:
+        return {"type": "function"} | {k: v for k, v in given.items() if k != "type"}
+    if given.get("type") == "function" and "function" not in given and "name" in given:
+        function = {name: value for name, value in given.items() if name != "type"}
+        return {"type": "function", "function": function}
+    return given
 
 
 def _of_custom(custom: Mapping[str, Any], where: str) -> ToolJson:
