@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 import toy_tokenizer
-from clients.agents import CLAUDE, CODEX, OPENCODE, QWEN
+from clients.agents import AIDER, CLAUDE, CLINE, CODEX, OPENCODE, QWEN, prepare
 from clients.program import trusted
 from clients.run import outcome
 from clients.scripted_server import CONTEXT, TEMPLATES
@@ -30,12 +30,26 @@ from deploy.tiny_worker import TINY
 from baton.bench.checkpoints import write_checkpoint
 from baton.text.tokenizer import Tokenizer
 
-# Not aider: it asks for temperature 0, at which a random model repeats itself without an end.
-AGENTS = (CLAUDE, CODEX, QWEN, OPENCODE)
+AIDER_SETTINGS = """
+- name: openai/toy
+  edit_format: diff
+  use_temperature: false
+  extra_params: {max_tokens: 500}
+"""
+"""Settings that bound an answer: aider asks for temperature 0 otherwise, at which a random model
+repeats itself up to the end of its context."""
 START_S = 120.0
 STOP_S = 30.0
 ANSWERED = frozenset({"stop", "length"})
 COUNTED = re.compile(r'^baton_router_requests_total\{.*outcome="(\w+)".*\} (\S+)$', re.MULTILINE)
+
+
+def prepare_aider(home: Path, url: str) -> None:
+    prepare(home, url)
+    (home / ".aider.model.settings.yml").write_text(AIDER_SETTINGS)
+
+
+AGENTS = (CLAUDE, CODEX, QWEN, OPENCODE, CLINE, replace(AIDER, prepare=prepare_aider))
 
 
 def write_model(folder: Path) -> Path:
