@@ -105,6 +105,7 @@ class ConversationBody(Body):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older name of output_config.format
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -146,6 +147,7 @@ class ConversationBody(Body):
 
     def _format(self) -> dict[str, Any] | None:
         form = None if self.output_config is None else self.output_config.format
+        form = form or self.output_format
         if form is None:
             return None
         return {"type": "json_schema", "json_schema": {"schema": form.content}}

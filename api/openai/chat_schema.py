@@ -10,6 +10,7 @@ from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
 from baton.api.openai.messages import Messages
 from baton.api.openai.prediction import Prediction
+from baton.api.openai.thinking_options import ReasoningOptions, ReasoningWish, ThinkingSwitch
 from baton.api.openai.tool_choice import ToolRule, tool_rule
 from baton.api.openai.tools import Tools
 from baton.api.prepared import Prepared
@@ -33,6 +34,9 @@ class ChatBody(SamplingBody):
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
     reasoning_effort: str | None = None
+    thinking: ThinkingSwitch = None
+    enable_thinking: bool | None = None
+    reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: ListOf[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None  # None: unless the last message is continued
@@ -81,10 +85,20 @@ class ChatBody(SamplingBody):
         found: dict[str, Any] = {}
         if self.documents is not None:
             found["documents"] = self.documents
-        if self.reasoning_effort is not None:
-            found["reasoning_effort"] = self.reasoning_effort
+        wish = self.reasoning or ReasoningWish()
+        effort = wish.effort if self.reasoning_effort is None else self.reasoning_effort
+        if effort is not None:
+            found["reasoning_effort"] = effort
+        switches = (
+            self.enable_thinking,
+            self.thinking,
+            wish.on,
+            None if effort is None else effort != "none",
+        )
+        on = next((switch for switch in switches if switch is not None), None)
+        if on is not None:
             # The names by which templates turn thinking off: DeepSeek's, and most others'.
-            found["thinking"] = found["enable_thinking"] = self.reasoning_effort != "none"
+            found["thinking"] = found["enable_thinking"] = on
         return found | (self.chat_template_kwargs or {})
 
     async def prepare(

@@ -119,3 +119,17 @@ async def test_what_nobody_can_mean_is_refused(
         reply = await client.post(CHAT, json={"messages": HELLO} | body)
     assert reply.status_code == 400
     assert says in reply.json()["error"]["message"]
+
+
+async def test_the_older_name_of_a_format_of_messages_works(
+    backend: FakeBackend, connect: Connect
+) -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    body: dict[str, Any] = {"messages": HELLO, "max_tokens": 9}
+    async with connect() as client:
+        for written in ({"output_format": form}, {"output_config": {"format": form}}):
+            reply = await client.post(MESSAGES, json=body | written)
+            assert (reply.status_code, IGNORED in reply.headers) == (200, False), reply.text
+    found, right = (request.sampling.grammar for request in backend.seen)
+    assert found is not None
+    assert found == right

@@ -85,6 +85,8 @@ EXAMPLES: dict[str, Any] = {
     "type": "text", "schema": SCHEMA, "json": SCHEMA, "choice": ["a"], "grammar": EBNF,
     "json_object": True, "include_usage": True, "structural_tag": json.dumps(TAGS), **TAGS,
     "format": {"type": "json_schema", "json_schema": SCHEMA},
+    "output_format": {"type": "json_schema", "schema": SCHEMA}, "thinking": {"type": "disabled"},
+    "enable_thinking": False, "reasoning": {"effort": "low"},
 }  # fmt: skip
 _TOOL = {"name": "f", "input_schema": SCHEMA}
 # Where a name means something else, or a label has a type.
