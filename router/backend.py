@@ -189,7 +189,7 @@ class RouterBackend:
 
     async def models(self) -> Sequence[ModelInfo]:
         """Return the model, with the shortest context of any worker, if one is there."""
-        shortest = self._table.context() or self._model.max_model_len
+        shortest = self._table.contexts.of_all() or self._model.max_model_len
         return [replace(self._model, max_model_len=shortest)]
 
     async def server_info(self) -> Mapping[str, object]:

@@ -116,7 +116,14 @@ class RouterServer:
         text.start()
         credentials = router_credentials(config)
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
-        table = WorkerTable(config.lease_s, self._clock)
+        model = read_model_info(
+            config.model,
+            config.model_id,
+            tokenizer,
+            config.other_model_names,
+            config.sampling_defaults,
+        )
+        table = WorkerTable(config.lease_s, self._clock, model.max_model_len)
         metrics = RouterMetrics()
         metrics.certificate("internal", credentials.seconds_left)
         client_metrics = ClientMetrics("router", metrics.registry)
@@ -132,13 +139,7 @@ class RouterServer:
         guard = ClientGuard.make(config.limits, client_metrics, calls)
         backend = RouterBackend(
             config,
-            read_model_info(
-                config.model,
-                config.model_id,
-                tokenizer,
-                config.other_model_names,
-                config.sampling_defaults,
-            ),
+            model,
             table,
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,

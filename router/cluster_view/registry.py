@@ -60,9 +60,10 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         try:
             await first_of(self._read(stream, reports, context), self._tell_demand(stream))
         except BatonError as refused:
-            log.warning("refused a worker: %s", refused)
-            if stream.claimed:
-                self._table.notes.refused(stream.claimed, str(refused))
+            if not stream.claimed:
+                log.warning("refused a worker: %s", refused)
+            elif self._table.notes.refused(stream.claimed, str(refused)):  # it asks again and again
+                log.warning("refused worker %s: %s", stream.claimed, refused)
             await stream.send(error=error_of(refused, ROUTER))
         finally:
             if stream.worker is not None:
@@ -81,7 +82,10 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             if worker is None:
                 worker = stream.worker = self._register(stream, report, context)
             else:
-                self._check(worker.worker_id, report)
+                self._check(report)
+                if report.HasField("status"):
+                    context = report.status.max_model_len
+                    self._table.contexts.check(worker.worker_id, context)
             before = self._table.find(worker.worker_id)
             self._renew(worker, report)
             if not known:
@@ -138,13 +142,13 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             raise RequestError("the first report must carry a Hello")
         check_claim(context, report.hello)
         stream.claimed = report.hello.worker.worker_id
-        self._check(stream.claimed, report)
-        return self._table.register(report.hello)
+        self._check(report)
+        return self._table.register(report.hello, report.status.max_model_len)
 
-    def _check(self, worker_id: str, report: WorkerReport) -> None:
+    def _check(self, report: WorkerReport) -> None:
         """Raise RequestError for a report that would break something here."""
         if report.HasField("status"):
-            check_status(report.status, self._table.context(but=worker_id))
+            check_status(report.status)
             if not report.same_details:
                 check_details(report.status)
 

@@ -6,11 +6,8 @@ from typing import NoReturn
 
 from baton.core.errors import RequestError
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.contexts import LEAST_CONTEXT
 
-LEAST_CONTEXT = 8
-"""The shortest context in tokens. A cluster's is that of the worker with the shortest one."""
-PART_OF_OTHERS = 8
-"""A context below one part of so many of the others' is a fault, not a choice."""
 _MOST_BYTES = 4 << 20
 _MOST_SETTING = 4096  # characters
 _MOST_COUNT = 1 << 40  # of slots and pages with one owner, and of hand-offs
@@ -19,11 +16,8 @@ _INTEGERS = ("chunked_prefill_size", "mamba_checkpoint_grid")  # settings that a
 _RATIO = "mamba_full_memory_ratio"  # a setting that `baton status` writes
 
 
-def check_status(status: WorkerStatus, context: int) -> None:
-    """Raise RequestError, which says what is wrong, for a status that no worker can have.
-
-    context: the shortest of the other workers' contexts, or 0.
-    """
+def check_status(status: WorkerStatus) -> None:
+    """Raise RequestError, which says what is wrong, for a status that no worker can have."""
     for name, number, most in (  # far beyond what a worker can have
         ("running", status.running, 1 << 20),
         ("waiting", status.waiting, 1 << 24),
@@ -53,7 +47,8 @@ def check_status(status: WorkerStatus, context: int) -> None:
     counts = [*(each.count for each in status.slots), *(each.count for each in status.pages)]
     _check_counts("slots and pages", counts)
     _check_counts("handoffs", status.handoffs.values())
-    _check_context(status.max_model_len, context)
+    if 0 < status.max_model_len < LEAST_CONTEXT:  # 0: not known yet
+        _refuse("max_model_len", f"at least {LEAST_CONTEXT}", status.max_model_len)
 
 
 def check_details(status: WorkerStatus) -> None:
@@ -73,14 +68,6 @@ def _check_counts(name: str, counts: Iterable[int]) -> None:
     for count in counts:
         if not 0 <= count <= _MOST_COUNT:
             _refuse(name, f"counts from 0 to {_MOST_COUNT}", count)
-
-
-def _check_context(tokens: int, others: int) -> None:
-    if not tokens:  # not known yet
-        return
-    least = max(LEAST_CONTEXT, -(-others // PART_OF_OTHERS))
-    if tokens < least:
-        _refuse("max_model_len", f"at least {least}, with the others' --max-model-len", tokens)
 
 
 def _check_setting(name: str, text: str) -> None:

@@ -16,11 +16,15 @@ class WorkerNotes:
         self._refused: OrderedDict[str, tuple[float, str]] = OrderedDict()  # when, and why
         self._callers: dict[str, str] = {}  # by worker, the host that it registered from
 
-    def refused(self, worker_id: str, reason: str) -> None:
+    def refused(self, worker_id: str, reason: str) -> bool:
+        """Record why a worker was refused. Return False if it was for the same reason a moment
+        ago."""
+        news = self.reasons().get(worker_id) != reason
         self._refused.pop(worker_id, None)
         self._refused[worker_id] = (self._clock(), reason)
         if len(self._refused) > _MOST:
             self._refused.popitem(last=False)
+        return news
 
     def joined(self, worker_id: str, host: str) -> None:
         """Record that a worker was taken on. host: the one that it registered from."""

@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from baton.api.model_info import UNBOUNDED
 from baton.core.errors import IncompatibleError, PeerSilentError, RequestError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_view.contexts import Contexts
 from baton.router.cluster_view.worker_notes import WorkerNotes
 from baton.rpc.handshake import check_fingerprint, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
@@ -130,7 +132,10 @@ class WorkerTable:
     `Lease` defines what counts as silence. The owner calls `tick` every `tick_s` seconds.
     """
 
-    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, lease_s: float, clock: Callable[[], float], own_context: int = UNBOUNDED
+    ) -> None:
+        """own_context: the model's, in tokens."""
         self._lease_s = lease_s
         self._clock = clock
         self._workers: dict[str, Worker] = {}
@@ -144,6 +149,7 @@ class WorkerTable:
         self._report_listeners: list[Callable[[Worker], None]] = []
         self._registrations = 0
         self.notes = WorkerNotes(clock)
+        self.contexts = Contexts(clock, own_context)
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` at every join, loss and change of `leaving`."""
@@ -195,8 +201,11 @@ class WorkerTable:
         """
         self._retired_ranks.update(ranks)
 
-    def register(self, hello: Hello) -> Worker:
-        """Add a worker. Raises RequestError or IncompatibleError."""
+    def register(self, hello: Hello, context: int = 0) -> Worker:
+        """Add a worker. Raises RequestError or IncompatibleError.
+
+        context: what it tells of its own, in tokens; 0 if it does not know yet.
+        """
         role = _checked_role(hello)
         self._compare_fingerprint(hello)
         before = self._workers.get(hello.worker.worker_id)
@@ -206,6 +215,7 @@ class WorkerTable:
                 expected=f"incarnation {before.identity.incarnation} or later",
                 actual=f"incarnation {hello.worker.incarnation}",
             )
+        self.contexts.check(hello.worker.worker_id, context)
         if before is not None:
             self._remove(before, "a newer registration took its place")
         self._registrations += 1
@@ -219,11 +229,6 @@ class WorkerTable:
         self._renew(worker)
         self._publish(Change(None, worker))
         return worker
-
-    def context(self, but: str = "") -> int:
-        """Return the shortest context of any worker but this one; 0 where none has told it."""
-        told = ((w.worker_id, w.status.max_model_len) for w in self._workers.values())
-        return min((tokens for name, tokens in told if tokens and name != but), default=0)
 
     def report(
         self,
@@ -267,6 +272,7 @@ class WorkerTable:
         current = self._current(worker)
         if current is not None:
             self._remove(current, reason)
+            self.contexts.forget(worker.worker_id)
 
     def heard_s(self, worker: Worker) -> float:
         """Return the seconds since the last report of a worker that is here."""
@@ -283,7 +289,7 @@ class WorkerTable:
             try:
                 self._leases[worker.worker_id].tick()
             except PeerSilentError as silent:
-                self._remove(worker, str(silent))
+                self.remove(worker, str(silent))
 
     def _current(self, worker: Worker) -> Worker | None:
         current = self._workers.get(worker.worker_id)

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
-from fake_workers import FakeRank, FakeWorker, tokens_of, within
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from router_neighbours import Cluster, replies_of
 
 from baton.core.errors import RequestError
 from baton.proto.common_pb2 import DECODE, INVALID_REQUEST, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import OwnerCount, WorkerStatus
-from baton.router.cluster_view.status_check import LEAST_CONTEXT, check_details, check_status
+from baton.router.cluster_view.contexts import LEAST_CONTEXT
+from baton.router.cluster_view.status_check import check_details, check_status
 from baton.router.cluster_view.worker_notes import SHOWN_S, WorkerNotes
 from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.cluster_view.worker_warnings import worker_warnings
@@ -53,7 +55,7 @@ NAN, INF = float("nan"), float("inf")
 )  # fmt: skip
 def test_what_no_worker_can_have_is_refused_by_name(status: WorkerStatus, named: str) -> None:
     with pytest.raises(RequestError) as refused:
-        check_status(status, 0)
+        check_status(status)
         check_details(status)
     assert named in str(refused.value) and len(str(refused.value)) < 400
 
@@ -70,15 +72,9 @@ def test_what_a_worker_has_is_accepted() -> None:
         decode_step_us=2e4, memory_held=1.0, shortages={"slots": 1.0}, settings=settings,
         slots=[OwnerCount(owner="free", count=9)],
     )  # fmt: skip
-    check_status(status, 0)
+    check_status(status)
     check_details(status)
-    check_status(WorkerStatus(), 4096)
-
-
-def test_a_context_far_below_the_others_is_refused() -> None:
-    check_status(WorkerStatus(max_model_len=512), 4096)
-    with pytest.raises(RequestError, match="max_model_len is 511; expected at least 512"):
-        check_status(WorkerStatus(max_model_len=511), 4096)
+    check_status(WorkerStatus())
 
 
 def spoil_settings(worker: FakeWorker) -> None:
@@ -137,6 +133,51 @@ async def test_a_worker_that_says_so_later_is_set_aside_and_comes_back_when_it_i
         reply = await odd.register(cluster.started.internal_address)
         assert not reply.HasField("error")
         assert (await cluster.server_info())["refused_workers"] == {}
+
+
+async def context_of(cluster: Cluster) -> int:
+    """Return the context that the router tells its clients."""
+    async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+        reply = await client.get("/v1/models")
+        tokens: int = reply.raise_for_status().json()["data"][0]["max_model_len"]
+    return tokens
+
+
+async def test_the_first_worker_does_not_set_the_context_of_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = FakeWorker("p0")
+    odd.max_model_len = 64
+    good = FakeRank("d0", answer=lambda start: [tokens_of(start, [7], last=True)])
+    other = FakeWorker("p1")
+    good.max_model_len = other.max_model_len = 4096
+    async with Cluster(tmp_path) as cluster:
+        await cluster.add(odd)
+        assert await context_of(cluster) == 64  # there is no other
+        await cluster.add(good, other)
+        assert await context_of(cluster) == 4096
+        odd.report()
+        await cluster.until(lambda workers: set(workers) == {"d0", "p1"})
+        refused = (await cluster.server_info())["refused_workers"]
+        assert list(refused) == ["p0"]
+        assert "its context of 64 tokens" in refused["p0"] and "have 4,096" in refused["p0"]
+        assert f"refused worker p0: {refused['p0']}" in caplog.text
+        await within(replies_of(cluster.generate([11] * 100)))
+
+
+async def test_the_first_worker_refuses_no_others_by_a_longer_context(tmp_path: Path) -> None:
+    odd, first, second = FakeWorker("p0"), FakeRank("d0"), FakeRank("d1")
+    odd.max_model_len, first.max_model_len, second.max_model_len = 4096, 128, 128
+    async with Cluster(tmp_path) as cluster, first:
+        await cluster.add(odd)
+        reply = await first.register(cluster.started.internal_address)
+        assert "set aside" in reply.error.message
+        assert await within(first.replies.get()) is None  # the router ended the stream
+        await cluster.add(second)
+        reply = await first.register(cluster.started.internal_address)
+        assert not reply.HasField("error")
+        assert set(await cluster.workers()) == {"p0", "d0", "d1"}
+        assert await context_of(cluster) == 128
 
 
 async def test_a_shorter_context_is_named_for_all_to_see(
