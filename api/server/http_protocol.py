@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -28,6 +29,7 @@ from baton.api.server.connection_table import (
     ConnectionTable,
 )
 from baton.api.server.part_writer import CyclePartWriter
+from baton.api.server.reply_transport import ReplyTransport
 from baton.api.server.request_parser import RequestParser
 from baton.api.sse import PARTS
 from baton.core.error_codes import ErrorCode
@@ -92,6 +94,7 @@ class GuardedHttp(BufferedHttp):
         self._header_bytes = 0
         self._headers = 0
         self._deaf = False  # too many requests have come: no other is read
+        self._closes = False  # when the request is read whose reply is written already
         self._refusal: tuple[Refusal, ApiError, int] | None = None  # raised inside the parser
         self._running: RequestResponseCycle | None = None
         self._unread_since: float | None = None  # when the client ceased to read
@@ -171,6 +174,8 @@ class GuardedHttp(BufferedHttp):
         self._unparsed = self._header_bytes = 0
         super().on_message_complete()
         self._enter(_Reading.NOTHING)
+        if self._closes:
+            self.transport.close()
 
     # What uvicorn calls
 
@@ -179,6 +184,8 @@ class GuardedHttp(BufferedHttp):
         if cycle.scope["method"] != "HEAD":  # its reply has no body
             extensions: dict[str, Any] = {PARTS: CyclePartWriter(cycle)}
             cycle.scope["extensions"] = extensions
+        end = ReplyTransport(self.transport, partial(self._close_behind, cycle))
+        cycle.transport = end  # type: ignore[assignment]  # it has what is called
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -186,8 +193,23 @@ class GuardedHttp(BufferedHttp):
         if not self._answering:
             self._table.idle(self._place)
 
+    def _close_behind(self, cycle: RequestResponseCycle) -> None:
+        """Close the connection behind its last reply, once that one's request has been read.
+
+        What is left of it is dropped, for as long as a body may take.
+        """
+        reading = self._reading is _Reading.BODY and cycle is self.cycle
+        if not reading or not cycle.response_complete or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._closes = True
+        if self.transport.can_write_eof():  # TLS cannot; its client goes by the header
+            self.transport.write_eof()
+
     def send_400_response(self, msg: str) -> None:
-        if self._deaf:
+        if self._closes:
+            self.transport.close()
+        if self._deaf or self._closes:
             return
         malformed = ApiError(ErrorCode.INVALID_REQUEST, "this is no HTTP request")
         self._refuse(*(self._refusal or (Refusal.MALFORMED, malformed, 400)))
