@@ -15,8 +15,9 @@ from baton.deploy.cluster.actor_processes import processes_of
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.disk_space import full_disk
 from baton.deploy.cluster.life_ends import read_ends
-from baton.deploy.cluster.member_state import MemberView, changes, view_of
+from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
+from baton.deploy.cluster.spoilt_starts import SpoiltStarts
 from baton.deploy.errors import NotRunning, RouterRefused
 
 _ASK_S = 2.0
@@ -47,6 +48,8 @@ class MemberWatch:
         self._lacking_since: dict[str, float] = {}
         self._ends: dict[str, LifeEnd] = {}  # by actor id
         self._ask_at = 0.0
+        self._full = ""  # that the disk of Ray's logs is full
+        self._spoilt = SpoiltStarts()
 
     def changes(self) -> list[str]:
         """Look again, and describe what has changed since the last look. None before the first."""
@@ -54,6 +57,22 @@ class MemberWatch:
             before = self._views
             self._look()
             return changes(before, self._views) if before else []
+
+    def start_spoilt_again(self) -> list[str]:
+        """End the processes that were started on a full disk, once it has room again, for Ray to
+        start others. Return a line for each."""
+        with self._lock:
+            away = {name for name, each in self._processes.items() if self._stays_away(name, each)}
+            running = [name for name in away if _has_place(self._processes[name])]
+            again = self._spoilt.look(away, running, time.monotonic(), full=bool(self._full))
+            for each in self._cluster.handles:
+                if each.name in again:
+                    each.restart()
+        return [
+            f"{name}: its process was started while the disk was full and cannot serve; Ray starts "
+            "another"
+            for name in again
+        ]
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return each member's `MemberView` now, by name."""
@@ -84,17 +103,26 @@ class MemberWatch:
 
     def _view(self, name: str, process: ActorProcess, end: LifeEnd | None) -> MemberView:
         view = view_of(process, self._heard.get(name), self._served.get(name), end)
-        return replace(view, lacks="" if _has_place(process) else self._lacking.get(name, ""))
+        waits = view.state in (MemberState.STARTING, MemberState.RESTARTING)
+        return replace(view, lacks=self._lacking.get(name, "") if waits else "")
+
+    def _stays_away(self, name: str, process: ActorProcess) -> bool:
+        """Return whether a later life of a member than its first does not serve yet."""
+        silent = process.pid not in (self._heard.get(name), self._served.get(name))
+        return process.restarts > 0 and process.state != "DEAD" and silent
 
     def _ask_for_room(self) -> dict[str, str]:
         """Return what is missing to place each member that has no process."""
         lacking = {}
-        full = full_disk(self._cluster.logs)
+        full = self._full = full_disk(self._cluster.logs)
         now = time.monotonic()
         away = {name for name, each in self._processes.items() if not _has_place(each)}
         self._lacking_since = {k: since for k, since in self._lacking_since.items() if k in away}
         for each in self._cluster.handles:
             if each.name not in away:
+                process = self._processes.get(each.name)
+                if full and process is not None and self._stays_away(each.name, process):
+                    lacking[each.name] = full
                 continue
             # Ray frees a little later what a process had that has ended.
             since = self._lacking_since.setdefault(each.name, now)

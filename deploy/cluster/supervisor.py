@@ -88,7 +88,7 @@ class Supervisor:
         while not self._stop.wait(_LOOK_S):
             self.cluster.look_after()
             self._tell_addresses()
-            for line in self._members.changes():
+            for line in (*self._members.changes(), *self._members.start_spoilt_again()):
                 tell(f"{time.strftime('%H:%M:%S')}  {line}")
 
     def stop(self) -> None:

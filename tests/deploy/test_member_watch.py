@@ -1,5 +1,6 @@
 """The regular looks at members, with stand-ins for Ray and for the routers."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,14 @@ class Stand:
             "decode-0": ActorProcess("ALIVE", 2, 0, "127.0.0.1", "n", False),
         }
         self.lacks = "decode-0 asks for 1 CPU, and no node has that"
+        self.restarted: list[str] = []
         handles = [
-            SimpleNamespace(name=name, actor_id=name, lacks=lambda: self.lacks)
+            SimpleNamespace(
+                name=name,
+                actor_id=name,
+                lacks=lambda: self.lacks,
+                restart=partial(self.restarted.append, name),
+            )
             for name in self.processes
         ]
         routers = SimpleNamespace(names=["router-0"], clients=[self])
@@ -88,3 +95,42 @@ def test_a_full_disk_of_logs_is_said_of_a_worker_that_does_not_come_back(
     stand.processes["decode-0"] = ActorProcess("RESTARTING", 0, 1, "127.0.0.1", "n", False)
     (line,) = stand.watch.changes()
     assert "Ray starts it again once a node has room: the disk of" in line
+
+
+def test_what_was_started_on_a_full_disk_is_started_again_when_that_has_room(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray calls it alive, but it never answers."""
+    monkeypatch.setattr(member_watch, "full_disk", lambda _: "the disk is full")
+    stand.processes["decode-0"] = ActorProcess("ALIVE", 3, 1, "127.0.0.1", "n", False)
+    (line,) = stand.watch.changes()
+    assert line == (
+        "decode-0: its process has died; Ray starts it again once a node has room: the disk is full"
+    )
+    assert stand.watch.start_spoilt_again() == [] == stand.restarted
+    monkeypatch.setattr(member_watch, "full_disk", lambda _: "")
+    assert stand.watch.describe()["decode-0"]["lacks"] == ""
+    (line,) = stand.watch.start_spoilt_again()
+    assert line.startswith("decode-0: its process was started while the disk was full")
+    assert stand.watch.start_spoilt_again() == [] and stand.restarted == ["decode-0"]
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        ActorProcess("ALIVE", 3, 0, "127.0.0.1", "n", False),  # its first life: a start waits
+        ActorProcess("ALIVE", 2, 1, "127.0.0.1", "n", False),  # it serves
+        ActorProcess("DEAD", 3, 1, "127.0.0.1", "n", False),
+    ],
+)
+def test_a_full_disk_does_not_end_other_processes(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, process: ActorProcess
+) -> None:
+    monkeypatch.setattr(member_watch, "full_disk", lambda _: "the disk is full")
+    stand.processes["decode-0"] = process
+    stand.watch.changes()
+    assert stand.watch.describe()["decode-0"]["lacks"] == ""
+    stand.watch.start_spoilt_again()
+    monkeypatch.setattr(member_watch, "full_disk", lambda _: "")
+    stand.watch.changes()
+    assert stand.watch.start_spoilt_again() == [] == stand.restarted
