@@ -11,8 +11,7 @@ from baton.deploy.cluster.device_choice import ONE, unusable
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.errors import StartError
 from baton.deploy.files.model_folder import check_folder
-from baton.engine.assembly.loader import check_weights, planned_memory
-from baton.engine.loading.weights import Checkpoint
+from baton.engine.assembly.loader import check_weights, open_checkpoint, planned_memory
 from baton.engine.models.family_table import configured_model
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
@@ -40,7 +39,7 @@ def check_model(config: EngineConfig, template: TemplateOptions | None = None) -
     check_folder(folder)
     try:
         model = configured_model(config)
-        check_weights(model, Checkpoint(folder, block=model.quantisation.block))
+        check_weights(model, open_checkpoint(model))
         Tokenizer.from_folder(folder)
         ChatTemplate.from_folder(folder, template)
     except ConfigError as err:

@@ -20,7 +20,7 @@ from baton.engine.loading.weights import (
     Progress,
     Shape,
     WeightSource,
-    checkpoint_in,
+    holds_weights,
 )
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, configured_model
@@ -101,7 +101,7 @@ def load_part(
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
-    checkpoint = Checkpoint(model.folder, progress, model.dtype, model.quantisation.block)
+    checkpoint = open_checkpoint(model, progress)
     needed = check_weights(model, checkpoint)
     if shard.rank == 0:
         _log_quantised(model, checkpoint, needed)
@@ -114,12 +114,12 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     """
     device = device_of(config.device)
     model = configured_model(config)
-    dummy = config.load_format is LoadFormat.DUMMY
+    read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
     part = divided_model(
         model,
         config.tp,
         weight_format=config.weight_format,
-        checkpoint=None if dummy else checkpoint_in(model.folder, model.quantisation.block),
+        checkpoint=open_checkpoint(model) if read else None,
     )
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
@@ -201,20 +201,28 @@ def ready_model(
     return built
 
 
+def open_checkpoint(model: ModelConfig, progress: Progress | None = None) -> Checkpoint:
+    """Open the weights of a model by its conventions. Raises WeightsError."""
+    patterns = FAMILIES[model.family].ignored
+    ignored = [pattern.format(len(model.layers)) for pattern in patterns]
+    # A tool that drops a head that is the embedding may leave its scale. `check` says whether the
+    # model needs it.
+    ignored += [f"{HEAD}_scale*"]
+    return Checkpoint(model.folder, progress, model.dtype, model.quantisation.block, ignored)
+
+
 def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> Mapping[str, Shape]:
     """Check that the checkpoint holds what the model needs, and nothing else. Return the shapes of
     the tensors that it needs. Raises WeightsError.
     """
     needs = declared_weights(model, checkpoint)
-    patterns = FAMILIES[model.family].ignored
-    ignored = [pattern.format(len(model.layers)) for pattern in patterns]
-    checkpoint.check(needs.shapes, ignored, {HEAD: _UNTIED})
+    checkpoint.check(needs.shapes, {HEAD: _UNTIED})
     return needs.shapes
 
 
 def _log_quantised(model: ModelConfig, checkpoint: Checkpoint, needed: Mapping[str, Shape]) -> None:
     """Log that weights are expanded, and the modules of which config and files disagree."""
-    quantised = checkpoint.quantised
+    quantised = checkpoint.quantised & needed.keys()
     if quantised:
         log.info(
             "%s: %d FP8 weights (%s) are expanded to %s, which they take the memory of",

@@ -7,7 +7,7 @@ multiplied too: it is the inverse of the factor that the quantiser multiplied by
 name of compressed-tensors and ModelOpt for the same).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,10 +20,16 @@ FP8 = torch.float8_e4m3fn
 _SUFFIXES = ("_scale_inv", "_scale")  # of a weight's name
 # Ends of names that nothing but a scale of a weight has.
 _SCALES = ("_scale_inv", ".weight_scale")
-# Scales of activations and of the KV cache. They make no module quantised, and are not used:
-# weights alone are expanded, and KV is kept in the model's dtype.
-_UNUSED_ENDS = ("input_scale", "activation_scale")
-_UNUSED = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_scale", "output_scale")
+# What quantisers leave beside modules: scales of activations and of the KV cache, zero points, and
+# ModelOpt's largest magnitudes. They make no module quantised, and are not used: weights alone are
+# expanded, and KV is kept in the model's dtype.
+_UNUSED_ENDS = ("input_scale", "input_global_scale", "activation_scale", "_zero_point", "_amax")
+_UNUSED = (
+    *(f"{which}_scale" for which in ("k", "v", "q", "kv", "prob", "output")),
+    *(f"{which}_cache_scale" for which in ("k", "v", "kv")),
+)
+_INVERSE = "_inv"
+_ZERO_POINT = "_zero_point"
 # U8 holds exponents, as F8_E8M0 does.
 _SCALE_DTYPES = (
     torch.float32,
@@ -50,43 +56,76 @@ class Scale:
         return tuple(_pieces(size, block) for size, block in zip(weight, self.blocks, strict=True))
 
 
-def pair_scales(entries: Mapping[str, Entry], block: Shape, where: str) -> dict[str, Scale]:
-    """Return the scales of every FP8 weight, by the weight's name.
+@dataclass(frozen=True)
+class Fault:
+    """A weight and a scale that do not fit together."""
 
-    block: the rows and columns that share a scale, where scales go by block. where: the
-    checkpoint, for errors. Raises one WeightsError that names every fault: a weight without its
-    scale, a scale without its weight, a scale of a wrong shape or dtype.
+    name: str  # of the tensor at fault
+    weight: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The scales of every FP8 weight, by the weight's name, and what is wrong with the others."""
+
+    scales: Mapping[str, Scale]
+    faults: tuple[Fault, ...]
+
+
+def pair_scales(entries: Mapping[str, Entry], block: Shape) -> Pairs:
+    """Find the scale of each FP8 weight. Faults are a weight without its scale, a scale without its
+    weight, a scale of a wrong shape or dtype.
+
+    block: the rows and columns that share a scale, where scales go by block.
     """
     found: dict[str, Scale] = {}
-    faults: list[str] = []
+    faults: list[Fault] = []
     for name, entry in entries.items():
+        if is_unused_companion(name):
+            continue
         if name.endswith(_SCALES):
-            faults += _fault_of_owner(name, entries)
+            owner = _owner(name)
+            faults += [Fault(name, owner, text) for text in _fault_of_owner(name, owner, entries)]
         elif entry.dtype is FP8:
             names = [name + suffix for suffix in _SUFFIXES if name + suffix in entries]
             if len(names) != 1:
-                faults.append(_wrong_number(name, names))
+                faults.append(Fault(name, name, _wrong_number(name, names)))
                 continue
             scale = entries[names[0]]
             blocks = _blocks(entry.shape, scale.shape, block)
             if blocks is None:
-                faults.append(_wrong_shape(name, entry.shape, names[0], scale.shape, block))
+                text = _wrong_shape(name, entry.shape, names[0], scale.shape, block)
+                faults.append(Fault(name, name, text))
             elif scale.dtype not in _SCALE_DTYPES:
-                faults.append(_wrong_dtype(names[0], scale.dtype))
+                faults.append(Fault(name, name, _wrong_dtype(names[0], scale.dtype)))
             else:
                 found[name] = Scale(names[0], blocks)
+    return Pairs(found, tuple(faults))
+
+
+def check_faults(faults: Sequence[str], where: str) -> None:
+    """Raise one WeightsError that names every fault, if there are any. where: the checkpoint."""
     if faults:
         more = len(faults) - _NAMED_AT_MOST
         rest = f"; and {more} more" if more > 0 else ""
         shown = "; ".join(faults[:_NAMED_AT_MOST])
         raise WeightsError(f"the quantised weights in {where} cannot be read: {shown}{rest}")
-    return found
 
 
-def is_unused_scale(name: str) -> bool:
-    """Return true for a scale of activations or of the KV cache."""
-    leaf = name.rpartition(".")[2]
+def is_unused_companion(name: str) -> bool:
+    """Return true for a tensor that quantisers leave beside a module and that no weight needs: a
+    scale of activations or of the KV cache, a zero point.
+    """
+    leaf = name.rpartition(".")[2].removesuffix(_INVERSE)
     return leaf in _UNUSED or leaf.endswith(_UNUSED_ENDS)
+
+
+def zero_point_of(weight: str) -> str:
+    """Return the name of the zero points of a weight. FP8 numbers that count from zero need none;
+    some quantisers write zeros.
+    """
+    return weight + _ZERO_POINT
 
 
 def _blocks(weight: Shape, scale: Shape, block: Shape) -> Shape | None:
@@ -109,6 +148,7 @@ def _blocks(weight: Shape, scale: Shape, block: Shape) -> Shape | None:
         (*experts, rows): (*single, 1, columns),
         (*experts, rows, 1): (*single, 1, columns),
     }
+    shapes.setdefault((*experts, 1, rows), (*single, 1, columns))
     if experts:
         each = (*single, rows, columns)
         shapes |= {tuple(experts): each, (*experts, 1): each, (*experts, 1, 1): each}
@@ -117,8 +157,12 @@ def _blocks(weight: Shape, scale: Shape, block: Shape) -> Shape | None:
     return shapes.get(scale)
 
 
-def _fault_of_owner(name: str, entries: Mapping[str, Entry]) -> list[str]:
-    owner = name.removesuffix(next(end for end in _SUFFIXES if name.endswith(end)))
+def _owner(scale: str) -> str:
+    """Return the name of the weight that a scale is named after."""
+    return scale.removesuffix(next(end for end in _SUFFIXES if scale.endswith(end)))
+
+
+def _fault_of_owner(name: str, owner: str, entries: Mapping[str, Entry]) -> list[str]:
     if owner not in entries:
         return [f"{name} is a scale without its weight, {owner}"]
     if entries[owner].dtype is not FP8:

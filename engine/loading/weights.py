@@ -18,7 +18,12 @@ from torch import Tensor
 
 from baton.core.errors import WeightsError
 from baton.engine.loading.expansion import expand, scale_values
-from baton.engine.loading.scales import is_unused_scale, pair_scales
+from baton.engine.loading.scales import (
+    check_faults,
+    is_unused_companion,
+    pair_scales,
+    zero_point_of,
+)
 from baton.engine.loading.weight_file import WeightFile
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.settings.quantisation import BLOCK
@@ -133,9 +138,12 @@ class Checkpoint:
         progress: Progress | None = None,
         dtype: torch.dtype = torch.float32,
         block: tuple[int, int] = BLOCK,
+        ignored: Iterable[str] = (),
     ) -> None:
         """block: the rows and columns of an FP8 weight that share a scale, where scales go by
         block.
+        ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use. FP8
+        weights among them may be at fault, until `check` finds that the model needs them.
         """
         self.folder = folder
         self._progress = progress
@@ -155,8 +163,12 @@ class Checkpoint:
                 f"{folder} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the "
                 "files that it names (other formats are not read)"
             )
+        self._ignored = tuple(ignored)
         entries = {name: file.entries[name] for name, file in self._files.items()}
-        self._scales = pair_scales(entries, block, str(folder))
+        pairs = pair_scales(entries, block)
+        self._scales = pairs.scales
+        self._faults = pairs.faults
+        check_faults([f.text for f in pairs.faults if not self._is_ignored(f.name)], str(folder))
 
     @property
     def quantised(self) -> Set[str]:
@@ -201,15 +213,19 @@ class Checkpoint:
     def check(
         self,
         required: Mapping[str, Shape],
-        ignored: Iterable[str] = (),
         reasons: Mapping[str, str] | None = None,
     ) -> None:
         """Compare with what the model needs; raises one WeightsError that names every fault.
 
-        ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use.
         reasons: why the model needs a tensor, to be told where that one is missing.
         """
-        patterns = tuple(ignored)
+        unreadable = [fault.text for fault in self._faults if fault.weight in required]
+        unreadable += [
+            f"{zero_point_of(name)} is not 0, from which the numbers of {name} are read"
+            for name in required
+            if self._is_shifted(name)
+        ]
+        check_faults(unreadable, str(self.folder))
         equal = {name for (name, _), differs in self._differing.items() if not differs}
         scales = {scale.name for scale in self._scales.values()}
         missing = [
@@ -223,8 +239,8 @@ class Checkpoint:
             if name not in required
             and name not in equal
             and name not in scales
-            and not is_unused_scale(name)
-            and not any(fnmatchcase(name, p) for p in patterns)
+            and not is_unused_companion(name)
+            and not self._is_ignored(name)
         ]
         misshapen = [
             f"{name} is {list(self._files[name].entries[name].shape)}, expected {list(shape)}"
@@ -246,6 +262,16 @@ class Checkpoint:
                 + "; tensors ".join(faults)
             )
         self._total = sum(self._files[name].entries[name].nbytes for name in required)
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._ignored)
+
+    def _is_shifted(self, name: str) -> bool:
+        """Return true for an FP8 weight whose zero points are not all 0."""
+        zeros = zero_point_of(name)
+        if name not in self._scales or zeros not in self._files:
+            return False
+        return bool(self._files[zeros].tensor(zeros).float().any())
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         """Read `part`; the progress counts each tensor once, whole."""
@@ -270,14 +296,9 @@ class Checkpoint:
         self._files[name].release(name)
 
 
-def checkpoint_in(folder: Path, block: tuple[int, int] = BLOCK) -> Checkpoint | None:
-    """Open the weights in `folder`; None where there are none. Raises WeightsError.
-
-    block: as of Checkpoint.
-    """
-    if not any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE)):
-        return None
-    return Checkpoint(folder, block=block)
+def holds_weights(folder: Path) -> bool:
+    """Return true if there are weights in `folder`."""
+    return any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE))
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

@@ -11,6 +11,7 @@ from baton.engine.settings.quantisation import BLOCK, UNQUANTISED, Quantisation
 
 MODELOPT_FILE = "hf_quant_config.json"
 _SECTION = "quantization_config"
+_OLDER_SECTION = "compression_config"  # as older compressed-tensors called it
 _READ = (
     "FP8 is read, of quant_method fp8, compressed-tensors (format float-quantized) and modelopt "
     "(quant_algo FP8, FP8_PB_WO or FP8_PER_CHANNEL_PER_TOKEN). Give such a checkpoint, or one in "
@@ -22,18 +23,22 @@ _MIXED = "MIXED_PRECISION"
 # Formats of compressed-tensors that store FP8 numbers as they are; the second, without scales of
 # activations.
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
+_NUMBERS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # names of the one type of FP8 numbers
 # Modules that quantisers leave as they are, listed or not.
 _NEVER = ("embed_tokens", "embeddings", "embedding", "gate", "router")
 _NAMED_AT_MOST = 20
 
 
 def read_quantisation(fields: Fields, folder: Path) -> Quantisation:
-    """Read config.json's `quantization_config`, its own or that of `text_config`; else the file
-    that ModelOpt writes. Raises ConfigError, with what is read, for all that is not FP8.
+    """Read config.json's `quantization_config`, or its older name, its own or that of
+    `text_config`; else the file that ModelOpt writes. Raises ConfigError, with what is read, for
+    all that is not FP8.
     """
     for place in (fields, fields.section("text_config")):
         if place.has(_SECTION):
             return _read(place.section(_SECTION))
+        if place.has(_OLDER_SECTION):
+            return _read(place.section(_OLDER_SECTION), "compressed-tensors")
     path = folder / MODELOPT_FILE
     if path.is_file():
         return _modelopt(Fields(read_json(path), str(path)))
@@ -79,8 +84,10 @@ def _some(modules: list[str]) -> str:
     return f"{', '.join(modules[:_NAMED_AT_MOST])}{rest}"
 
 
-def _read(fields: Fields) -> Quantisation:
-    method = fields.text("quant_method", "modelopt" if fields.has("quant_algo") else "unnamed")
+def _read(fields: Fields, otherwise: str = "unnamed") -> Quantisation:
+    """Read a section. otherwise: its method where it names none."""
+    silent = "modelopt" if fields.has("quant_algo") else otherwise
+    method = fields.text("quant_method", silent)
     if method == "fp8":
         return _fp8(fields)
     if method == "compressed-tensors":
@@ -91,8 +98,8 @@ def _read(fields: Fields) -> Quantisation:
 
 
 def _fp8(fields: Fields) -> Quantisation:
-    for name, right in (("fmt", "e4m3"), ("expert_dtype", "fp8"), ("store_dtype", "fp8")):
-        if fields.text(name, right) != right:
+    for name, right in (("fmt", _NUMBERS), ("expert_dtype", ("fp8",)), ("store_dtype", ("fp8",))):
+        if fields.text(name, right[0]) not in right:
             raise _refused(fields, f"fp8 with {name} {fields.text(name)}")
     block = _block(fields, "weight_block_size")
     names = ("modules_to_not_convert", "ignored_layers")
@@ -100,30 +107,35 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _compressed_tensors(fields: Fields) -> Quantisation:
-    """Read the conventions of compressed-tensors. Every group of modules must have FP8 weights."""
+    """Read the conventions of compressed-tensors. Every group of weights must be FP8; groups
+    without any quantise activations or the KV cache.
+    """
     groups = [
         Fields(group, f"{fields.where} ({name})")
         for name, group in fields.section("config_groups").raw.items()
         if isinstance(group, dict)
     ]
+    if fields.section("transform_config").raw.get("config_groups"):
+        raise _refused(fields, "compressed-tensors with a transform_config")
+    of_weights = [group for group in groups if group.section("weights").raw]
+    if not of_weights and (groups or fields.has("kv_cache_scheme")):
+        return UNQUANTISED
     own = fields.text("format", _FLOAT_FORMATS[0])
     blocks = {BLOCK}
-    for group in groups:
+    for group in of_weights:
         form = group.text("format", own)
         weights = group.section("weights")
         if form not in _FLOAT_FORMATS:
             raise _refused(fields, f"compressed-tensors, format {form}")
-        if weights.raw and (weights.text("type"), weights.integer("num_bits")) != ("float", 8):
+        if (weights.text("type"), weights.integer("num_bits")) != ("float", 8):
             kind = f"{weights.text('type')}{weights.integer('num_bits')}"
             raise _refused(fields, f"compressed-tensors, {kind}")
         if weights.has("block_structure"):
             blocks = {_block(weights, "block_structure")}
         elif weights.has("group_size") and weights.text("strategy", "") == "group":
             blocks = {(1, weights.integer("group_size"))}
-    if not groups:
+    if not of_weights:
         raise _refused(fields, "compressed-tensors without config_groups")
-    if fields.section("transform_config").raw.get("config_groups"):
-        raise _refused(fields, "compressed-tensors with a transform_config")
     return Quantisation("compressed-tensors FP8", blocks.pop(), _listed(fields, ("ignore",)))
 
 

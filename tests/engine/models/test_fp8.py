@@ -57,7 +57,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 2,
 }
-_LLAMA = {**_SIZES, "model_type": "llama", "num_hidden_layers": 2}
+LLAMA = {**_SIZES, "model_type": "llama", "num_hidden_layers": 2}
 _GRANITE = {
     **_SIZES,
     "model_type": "granitemoehybrid",
@@ -127,7 +127,7 @@ _KIMI = {
     "q_lora_rank": None,
     "num_experts": 4,
 }
-_BY_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+BY_BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 _BY_ROW = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -156,8 +156,8 @@ class Case:
 
 CASES = {
     "llama": Case(
-        _LLAMA,
-        _BY_BLOCK,
+        LLAMA,
+        BY_BLOCK,
         "_scale_inv",
         {"*.mlp.*.weight": BLOCKS, _ATTENTION: BLOCKS, "lm_head.weight": BLOCKS,
          "*embed_tokens.weight": ROWS},
@@ -184,7 +184,7 @@ CASES = {
     ),
     "qwen3_next": Case(
         {**_QWEN, "model_type": "qwen3_next"},
-        _BY_BLOCK,
+        BY_BLOCK,
         "_scale_inv",
         # `in_proj_ba` stays as it is, though it is computed with `in_proj_qkvz` as one.
         {"*.in_proj_qkvz.weight": BLOCKS, "*.out_proj.weight": BLOCKS, _ATTENTION: BLOCKS,
@@ -192,19 +192,19 @@ CASES = {
     ),
     "qwen3_5": Case(
         {**_QWEN, "model_type": "qwen3_5"},
-        _BY_BLOCK,
+        BY_BLOCK,
         "_scale_inv",
         {"*.in_proj_qkv.weight": BLOCKS, "*.in_proj_z.weight": EXPONENTS, _ATTENTION: BLOCKS},
     ),
     "deepseek3": Case(
         _DEEPSEEK,
-        {**_BY_BLOCK, "scale_fmt": "ue8m0"},
+        {**BY_BLOCK, "scale_fmt": "ue8m0"},
         "_scale_inv",
         {"*_proj.weight": EXPONENTS, "*_proj_with_mqa.weight": EXPONENTS},
     ),
     "kimi": Case(
         _KIMI,
-        _BY_BLOCK,
+        BY_BLOCK,
         "_scale_inv",
         {"*.w?.weight": BLOCKS, "*.kv_b_proj.weight": BLOCKS, _ATTENTION: WHOLE},
     ),
@@ -345,9 +345,9 @@ def test_weights_may_be_rounded_to_int8_instead(pairs: dict[str, Pair]) -> None:
 
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "other"])
 def test_a_head_in_fp8_is_compared_with_the_embedding_by_value(tmp_path: Path, equal: bool) -> None:
-    plain = write_checkpoint(tmp_path / "plain", {**_LLAMA, "tie_word_embeddings": True}, seed=4)
+    plain = write_checkpoint(tmp_path / "plain", {**LLAMA, "tie_word_embeddings": True}, seed=4)
     forms = {"*embed_tokens.weight": BLOCKS}
-    pair = pack(plain, forms, "_scale_inv", {"quantization_config": _BY_BLOCK})
+    pair = pack(plain, forms, "_scale_inv", {"quantization_config": BY_BLOCK})
     tied = load_model(EngineConfig(pair.packed)).weight_bytes
     table = load_file(pair.packed / FILE)["model.embed_tokens.weight_scale_inv"]
     stored = load_file(pair.packed / FILE)["model.embed_tokens.weight"]
@@ -369,8 +369,8 @@ def test_experts_of_their_own_are_those_that_are_stacked(tmp_path: Path) -> None
 
 
 def test_blocks_have_the_size_that_the_config_names(tmp_path: Path) -> None:
-    plain = write_checkpoint(tmp_path / "plain", _LLAMA, seed=8)
-    config = {"quantization_config": {**_BY_BLOCK, "weight_block_size": [96, 64]}}
+    plain = write_checkpoint(tmp_path / "plain", LLAMA, seed=8)
+    config = {"quantization_config": {**BY_BLOCK, "weight_block_size": [96, 64]}}
     pair = pack(plain, {"*_proj.weight": in_blocks(96, 64)}, "_scale_inv", config)
     options = EngineConfig(pair.packed, memory_bytes=1 << 30)
     check_model(options)

@@ -32,6 +32,7 @@ SHAPES: dict[tuple[int, ...], Callable[[int, int], tuple[int, ...]]] = {
     (1, 1): lambda i, j: (0, 0),
     (300,): lambda i, j: (i,),
     (300, 1): lambda i, j: (i, 0),
+    (1, 300): lambda i, j: (0, i),
     (3, 2): lambda i, j: (i // 128, j // 128),
     (3, 1, 2, 1): lambda i, j: (i // 128, 0, j // 128, 0),
 }
@@ -43,6 +44,7 @@ STACKED: dict[tuple[int, ...], Callable[[int, int, int], tuple[int, ...]]] = {
     (3, 2, 1): lambda e, i, j: (e, i // 150, 0),
     (3, 300): lambda e, i, j: (e, i),
     (3, 300, 1): lambda e, i, j: (e, i, 0),
+    (3, 1, 300): lambda e, i, j: (e, 0, i),
     (3, 3, 2): lambda e, i, j: (e, i // 128, j // 128),
 }
 
@@ -226,6 +228,13 @@ def test_scales_of_activations_and_of_kv_are_no_part_of_the_model(tmp_path: Path
         "model.layers.0.self_attn.k_proj.k_scale": torch.ones(()),
         "model.layers.0.self_attn.v_proj.v_scale": torch.ones(()),
         "model.layers.0.mlp.experts.down_proj_activation_scale": torch.ones(3),
+        "model.layers.0.mlp.down_proj.input_scale_inv": torch.ones(()),
+        "model.layers.0.mlp.down_proj.input_zero_point": torch.ones(1).to(FP8),
+        "model.layers.0.mlp.down_proj.weight_zero_point": torch.zeros(300, 1).to(FP8),
+        "model.layers.0.mlp.down_proj.input_quantizer._amax": torch.ones(()),
+        "model.layers.0.self_attn.kv_cache_scale": torch.ones(()),
+        "model.layers.0.self_attn.kv_cache_scale_inv": torch.ones(()),
+        "model.layers.0.self_attn.k_zero_point": torch.ones(1, dtype=torch.int8),
         "model.layers.0.self_attn.block_scale": torch.ones(()),
     }
     checkpoint = Checkpoint(write(tmp_path / "one", tensors))
@@ -233,6 +242,39 @@ def test_scales_of_activations_and_of_kv_are_no_part_of_the_model(tmp_path: Path
     needed = {NAME: (300, 200), "model.layers.0.self_attn.k_proj.weight": (4, 4)}
     with pytest.raises(WeightsError, match=r"model \(1\): model.layers.0.self_attn.block_scale$"):
         checkpoint.check(needed)
+
+
+def test_zero_points_of_a_weight_must_be_zero(tmp_path: Path) -> None:
+    zeros = torch.zeros(300, 1)
+    zeros[7] = 2.0
+    tensors = {NAME: values(300, 200), SCALE: torch.ones(()), f"{NAME}_zero_point": zeros.to(FP8)}
+    checkpoint = Checkpoint(write(tmp_path / "one", tensors))
+    with pytest.raises(WeightsError, match=f"{NAME}_zero_point is not 0, from which .* {NAME} are"):
+        checkpoint.check({NAME: (300, 200)})
+
+
+def test_what_is_ignored_may_be_at_fault_where_it_is_not_needed(tmp_path: Path) -> None:
+    tensors = {
+        NAME: values(300, 200),
+        SCALE: torch.ones(()),
+        "mtp.bare.weight": values(8, 8),
+        "mtp.lost.weight_scale": torch.ones(1),
+        "mtp.packed.weight": torch.ones(8, 4, dtype=torch.uint8),
+        "mtp.packed.weight_scale": torch.ones(8, 1).to(FP8),
+        "mtp.good.weight": values(8, 8),
+        "mtp.good.weight_scale": torch.full((1,), 3.0),
+    }
+    folder = write(tmp_path / "one", tensors)
+    checkpoint = Checkpoint(folder, ignored=["mtp.*"])
+    checkpoint.check({NAME: (300, 200)})
+    checkpoint.check({NAME: (300, 200), "mtp.good.weight": (8, 8)})
+    found = checkpoint.tensor("mtp.good.weight", (8, 8))
+    assert torch.equal(found, tensors["mtp.good.weight"].float() * 3)
+    with pytest.raises(WeightsError, match=r"mtp.bare.weight is F8_E4M3 without its scale"):
+        checkpoint.check({NAME: (300, 200), "mtp.bare.weight": (8, 8)})
+    with pytest.raises(WeightsError, match=r"mtp.lost.weight_scale is a scale without its weight"):
+        checkpoint.check({NAME: (300, 200), "mtp.lost.weight": (8, 8)})
+    assert "mtp.bare.weight" in fault(folder, tensors)
 
 
 def test_equal_tensors_are_compared_as_what_they_stand_for(tmp_path: Path) -> None:

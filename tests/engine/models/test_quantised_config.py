@@ -44,6 +44,7 @@ def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None =
     ("section", "wanted"),
     [
         ({"quant_method": "fp8"}, Quantisation("fp8")),
+        ({"quant_method": "fp8", "fmt": "float8_e4m3fn"}, Quantisation("fp8")),
         (
             {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [64, 32],
              "modules_to_not_convert": ["lm_head"], "ignored_layers": ["a.b"]},
@@ -87,6 +88,18 @@ def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None =
 def test_fp8_is_read(tmp_path: Path, section: dict[str, Any], wanted: Quantisation) -> None:
     assert read(tmp_path, {"quantization_config": section}) == wanted
     assert read(tmp_path, {"text_config": {"quantization_config": section}}) == wanted
+
+
+def test_the_older_name_of_the_section_is_read(tmp_path: Path) -> None:
+    older = {name: value for name, value in COMPRESSED.items() if name != "quant_method"}
+    wanted = Quantisation("compressed-tensors FP8", kept=("lm_head", "re:.*gate$"))
+    for section in (older, COMPRESSED):
+        assert read(tmp_path, {"compression_config": section}) == wanted
+        assert read(tmp_path, {"text_config": {"compression_config": section}}) == wanted
+    own = {"quantization_config": {"quant_method": "fp8"}, "compression_config": older}
+    assert read(tmp_path, own).name == "fp8"
+    with pytest.raises(ConfigError, match=r"compressed-tensors, format pack-quantized"):
+        read(tmp_path, {"compression_config": {**older, "format": "pack-quantized"}})
 
 
 @pytest.mark.parametrize(
@@ -154,6 +167,28 @@ def test_a_quantised_kv_cache_makes_no_weights_quantised(tmp_path: Path) -> None
     section = {"quant_method": "modelopt", **own}
     assert read(tmp_path, {"quantization_config": section}) == UNQUANTISED
     assert read(tmp_path, {}, {"quantization": own}) == UNQUANTISED
+
+
+@pytest.mark.parametrize(
+    "config_groups",
+    [
+        {},
+        {"g": {"targets": ["re:.*self_attn$"], "weights": None, "input_activations": FLOAT8}},
+        {"g": {"targets": ["re:.*self_attn$"], "format": "dense", "output_activations": FLOAT8}},
+    ],
+    ids=["no groups", "attention", "a format of its own"],
+)
+def test_nor_does_that_of_compressed_tensors(tmp_path: Path, config_groups: dict[str, Any]) -> None:
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "dense",
+        "config_groups": config_groups,
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    }
+    assert read(tmp_path, {"quantization_config": section}) == UNQUANTISED
+    rotated = {**section, "transform_config": {"config_groups": {"R3": {}}}}
+    with pytest.raises(ConfigError, match="transform_config"):
+        read(tmp_path, {"quantization_config": rotated})
 
 
 @pytest.mark.parametrize(
