@@ -63,8 +63,10 @@ _ENGINE = (
                  default=LoadFormat.SAFETENSORS.value, show_default=True,
                  help="Source of the weights; dummy makes random ones, for measurements."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
-                 default=WeightFormat.MODEL.value, show_default=True,
-                 help="Storage of the matrices: as in the model, or in 8 bits."),
+                 default=WeightFormat.AUTO.value, show_default=True,
+                 help="Storage of the matrices: model is --dtype; fp8 keeps those that the files "
+                 "have in FP8, for CPUs; auto is fp8 where the CPU reads it, else model; int8 "
+                 "rounds to 8 bits at load."),
     click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
                  default=KernelChoice.AUTO.value, show_default=True,
                  help="Implementation of the kernels; auto takes the fastest that the device has."),

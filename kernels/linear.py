@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels import huge_pages
+from baton.kernels.fp8_weight import Fp8Weight
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -121,8 +122,28 @@ class PackedWeight:
         return self.values[ids // 16, :, ids % 16].flatten(1)[:, : self.shape[1]]
 
 
+@dataclass(frozen=True)
+class JoinedWeight:
+    """Rows of several matrices one after another, each in its own form."""
+
+    parts: tuple[PackedWeight | Fp8Weight, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]))
+
+    def dense(self) -> Tensor:
+        """Return the matrix as [O, K]."""
+        return torch.cat([part.dense() for part in self.parts])
+
+
 Weight = Tensor | Int8Weight
-Matrix = Weight | PackedWeight  # of a product
+Table = Weight | PackedWeight  # of rows that are looked up
+Matrix = Table | Fp8Weight | JoinedWeight  # of a product
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
@@ -146,11 +167,19 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     """Implement `Kernels.linear` natively, for float32 x. A bfloat16 weight is multiplied in
     bfloat16 where the CPU has such products, else in float32. A row has the same bits among any
     number of rows, which torch's product does not promise."""
-    if isinstance(weight, PackedWeight):
-        return _packed_linear_native(native, x, weight, bias)
     rows, columns = x.shape
-    values, scales = weight_parts(weight)
     y = native.empty(rows, weight.shape[0])
+    if isinstance(weight, PackedWeight | Fp8Weight):
+        _multiply_packed(native, x, weight, bias, y)
+        return y
+    if isinstance(weight, JoinedWeight):
+        first = 0
+        for part in weight.parts:
+            own = slice(first, first + part.shape[0])
+            _multiply_packed(native, x, part, None if bias is None else bias[own], y[:, own])
+            first = own.stop
+        return y
+    values, scales = weight_parts(weight)
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
     native.call(
@@ -172,12 +201,37 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     return y
 
 
-def _packed_linear_native(
-    native: Native, x: Tensor, weight: PackedWeight, bias: Tensor | None
-) -> Tensor:
+def _multiply_packed(
+    native: Native,
+    x: Tensor,
+    weight: PackedWeight | Fp8Weight,
+    bias: Tensor | None,
+    y: Tensor,
+) -> None:
+    """Write the product to y [T, O], whose rows may lie apart."""
     rows, columns = x.shape
-    y = native.empty(rows, weight.shape[0])
+    small = rows * columns * weight.shape[0] < _SMALL_PRODUCT
     rounded = _rounded(native, x) if weight.dtype == torch.bfloat16 else None
+    if isinstance(weight, Fp8Weight):
+        native.call(
+            signatures.PackedFp8Arguments(
+                x=x,
+                weight=weight.values,
+                scale=weight.scales,
+                bias=bias,
+                y=y,
+                rounded=rounded,
+                rows=rows,
+                columns=columns,
+                outputs=weight.shape[0],
+                x_stride=x.stride(0),
+                y_stride=y.stride(0),
+                dtype=signatures.DTYPES[weight.dtype],
+                group=weight.group,
+            ),
+            small=small,
+        )
+        return
     native.call(
         signatures.PackedLinearArguments(
             x=x,
@@ -189,11 +243,11 @@ def _packed_linear_native(
             columns=columns,
             outputs=weight.shape[0],
             x_stride=x.stride(0),
+            y_stride=y.stride(0),
             dtype=signatures.DTYPES[weight.dtype],
         ),
-        small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
+        small=small,
     )
-    return y
 
 
 def _rounded(native: Native, x: Tensor) -> Tensor | None:
@@ -212,7 +266,7 @@ def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
     return weight, None
 
 
-def embedding(ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
+def embedding(ids: Tensor, table: Table, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` in torch."""
     if own is not None:
         local = (ids - own.start).clamp_(0, len(own) - 1)
@@ -225,9 +279,7 @@ def embedding(ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
     return F.embedding(ids, table)
 
 
-def embedding_native(
-    native: Native, ids: Tensor, table: Matrix, own: range | None = None
-) -> Tensor:
+def embedding_native(native: Native, ids: Tensor, table: Table, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` natively, in float32, whatever dtype the table has."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)

@@ -35,7 +35,7 @@ from baton.kernels.elementwise import (
     swiglu_native,
 )
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Matrix, Weight, embedding_native, linear_native
+from baton.kernels.linear import Matrix, Table, Weight, embedding_native, linear_native
 from baton.kernels.mamba2 import (
     Mamba2Layers,
     Mamba2Rows,
@@ -94,7 +94,7 @@ class NativeKernels(Kernels):
     def native(self) -> Native:
         return self._native
 
-    def embedding(self, ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
+    def embedding(self, ids: Tensor, table: Table, own: range | None = None) -> Tensor:
         return embedding_native(self._native, ids, table, own)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:

@@ -17,6 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.kernels.dispatch import select
+from baton.kernels.kernel_choice import KernelChoice
+from baton.kernels.linear import packs
+
 FP8 = torch.float8_e4m3fn
 FILE = "model.safetensors"
 _LARGEST = 448.0  # of FP8
@@ -134,3 +138,9 @@ def edit_tensors(folder: Path, change: Mapping[str, Tensor | None]) -> None:
     """Replace, add or (None) remove tensors."""
     tensors = {**load_file(folder / FILE), **change}
     save_file({n: t.contiguous() for n, t in tensors.items() if t is not None}, folder / FILE)
+
+
+def keeps_fp8(dtype: torch.dtype) -> bool:
+    """Return whether products of this CPU read FP8 matrices in 8 bits."""
+    kernels = select(torch.device("cpu"), dtype, KernelChoice.AUTO)
+    return packs(kernels.native, dtype)

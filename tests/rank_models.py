@@ -16,6 +16,7 @@ from baton.engine.collectives.shared_comm import SharedComm
 from baton.engine.collectives.shared_memory import SharedMemory
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
+from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.base import Kernels
 from baton.kernels.kernel_choice import KernelChoice
@@ -108,12 +109,14 @@ def say(
     shard: Shard,
     comm: Comm,
     kernels: KernelChoice = KernelChoice.TORCH,
+    dtype: torch.dtype = torch.float32,
+    form: WeightFormat = WeightFormat.AUTO,
 ) -> Tensor:
     """One rank's logits of every token of `prompt` and `answer`: [tokens, vocab] float32 on rank 0;
     what others return is not looked at. The prompt is read by chunks, the answer token by token."""
-    config = read_config(folder, torch.float32, torch.float32)
-    options = EngineConfig(folder, kernels=kernels)
-    model = ready_model(config, Checkpoint(folder), options, shard, comm)
+    config = read_config(folder, dtype, torch.float32)
+    options = EngineConfig(folder, dtype=dtype, weight_format=form, kernels=kernels)
+    model = ready_model(config, Checkpoint(folder, dtype=dtype), options, shard, comm)
     driver = StepDriver(model)
     row = driver.start(prompt)
     logits = [driver.prefill(row, chunk=CHUNK).clone()]
@@ -129,6 +132,8 @@ def say_together(
     answer: Sequence[int],
     size: int,
     kernels: KernelChoice = KernelChoice.TORCH,
+    dtype: torch.dtype = torch.float32,
+    form: WeightFormat = WeightFormat.AUTO,
 ) -> Tensor:
     """The logits that `size` ranks compute together, a thread each; see `say`."""
     native = kernels is not KernelChoice.TORCH
@@ -137,7 +142,8 @@ def say_together(
 
     def run(rank: int) -> None:
         try:
-            found[rank] = say(folder, prompt, answer, Shard(rank, size), threads.of(rank), kernels)
+            shard, comm = Shard(rank, size), threads.of(rank)
+            found[rank] = say(folder, prompt, answer, shard, comm, kernels, dtype, form)
         except BaseException as error:  # raised below, in the test's thread
             found[rank] = error
             threads.abort()

@@ -7,7 +7,7 @@ import torch
 
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.process.gpu_driver import LEAST_CAPABILITY, has_driver
-from baton.engine.settings.choices import AUTO_DEVICE, WeightFormat
+from baton.engine.settings.choices import AUTO_DEVICE, EIGHT_BITS, WeightFormat
 
 ONE = GpuDemand((1,))
 
@@ -29,8 +29,8 @@ def chosen_device(given: str, weights: WeightFormat, demand: GpuDemand) -> Chose
     """
     if given not in (AUTO_DEVICE, "cuda"):
         return ChosenDevice(given, "", demand.each)
-    if given == AUTO_DEVICE and weights is WeightFormat.INT8:
-        return ChosenDevice("cpu", "--weight-format int8 is for the CPU", demand.each)
+    if given == AUTO_DEVICE and weights in EIGHT_BITS:
+        return ChosenDevice("cpu", f"--weight-format {weights} is for the CPU", demand.each)
     against = unusable(demand)
     if against is not None:
         device = "cpu" if given == AUTO_DEVICE else given

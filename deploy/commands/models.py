@@ -64,7 +64,7 @@ def _weights(config: ModelConfig) -> str:
     """Describe weights that are not kept as the files have them."""
     if config.quantisation == UNQUANTISED:
         return ""
-    return f"; weights by {config.quantisation.name}, which are expanded to --dtype in memory"
+    return f"; weights by {config.quantisation.name}, which --weight-format keeps or expands"
 
 
 def _state(config: ModelConfig) -> str:

@@ -1,7 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly.followers import Followers
+from baton.engine.assembly.kept_form import check_device, kept_form
 from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.collectives.comm import Comm, Shard, SingleComm
 from baton.engine.collectives.rank_device import check_allocator, check_gpus, rank_device
@@ -93,18 +94,20 @@ def load_part(
     """
     model = configured_model(config)
     device = device_of(config.device)
-    if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
-        raise ConfigError(
-            f"weight_format int8 is for the CPU; got device {config.device}, whose products would "
-            "expand each matrix to float32 at every call. Use weight_format model"
-        )
+    check_device(config.weight_format, device)
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
     checkpoint = open_checkpoint(model, progress)
     needed = check_weights(model, checkpoint)
+    quantised = checkpoint.quantised & needed.keys()
+    if config.weight_format is WeightFormat.FP8 and not quantised:
+        raise ConfigError(
+            f"weight_format fp8 keeps the FP8 weights of a checkpoint, and {model.folder} has "
+            "none. Use weight_format auto, or int8, which rounds weights to 8 bits"
+        )
     if shard.rank == 0:
-        _log_quantised(model, checkpoint, needed)
+        _log_quantised(model, quantised, needed)
     return ready_model(model, checkpoint, config, shard, comm)
 
 
@@ -115,12 +118,11 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     device = device_of(config.device)
     model = configured_model(config)
     read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
-    part = divided_model(
-        model,
-        config.tp,
-        weight_format=config.weight_format,
-        checkpoint=open_checkpoint(model) if read else None,
-    )
+    checkpoint = open_checkpoint(model) if read else None
+    form = config.weight_format
+    if checkpoint is not None and checkpoint.quantised:
+        form = kept_form(form, select(device, model.dtype, config.kernels), model.dtype)
+    part = divided_model(model, config.tp, weight_format=form, checkpoint=checkpoint)
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
@@ -193,8 +195,11 @@ def ready_model(
     """
     device = device_of(config.device)
     kernels = select(device, model.dtype, config.kernels)
-    built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
+    form = kept_form(config.weight_format, kernels, model.dtype)
+    built = build_model(model, source, device, shard, comm, kernels, form)
     if kernels.native is not None:
+        if kept := built.tally.fp8_bytes:
+            log.info("%s: %s of its weights stay in FP8", model.folder, readable(kept))
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable and config.graphs:
         return GraphedModel(built, config.most_running, CudaCapture())
@@ -220,16 +225,14 @@ def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> Mapping[str, Sh
     return needs.shapes
 
 
-def _log_quantised(model: ModelConfig, checkpoint: Checkpoint, needed: Mapping[str, Shape]) -> None:
-    """Log that weights are expanded, and the modules of which config and files disagree."""
-    quantised = checkpoint.quantised & needed.keys()
+def _log_quantised(model: ModelConfig, quantised: Set[str], needed: Mapping[str, Shape]) -> None:
+    """Log that there are FP8 weights, and the modules of which config and files disagree."""
     if quantised:
         log.info(
-            "%s: %d FP8 weights (%s) are expanded to %s, which they take the memory of",
+            "%s: %d FP8 weights (%s) are read",
             model.folder,
             len(quantised),
             model.quantisation.name,
-            str(model.dtype).removeprefix("torch."),
         )
     if quantised or model.quantisation != UNQUANTISED:
         faults = list_faults(model.quantisation, quantised, needed)
@@ -263,6 +266,8 @@ def build_model(
 ) -> Decoder:
     """Compose the model of `config`, or the part of it that rank `shard` runs, from the tensors of
     `source`.
+
+    weight_format: as of `kept_form`
     """
     shard = shard or Shard()
     scope = Scope(
@@ -272,7 +277,8 @@ def build_model(
         shard,
         (comm or SingleComm()).on(kernels),
         kernels,
-        weight_format is WeightFormat.INT8,
+        int8=weight_format is WeightFormat.INT8,
+        fp8=weight_format is WeightFormat.FP8,
     )
     built = FAMILIES[config.family].build(config, scope)
     return replace(built, config=config.part(shard.rank, shard.size))

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from baton.engine.loading.fp8_part import Fp8Part, Fp8Source, fp8_of
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 
 
-class MultipliedWeights:
+class MultipliedWeights(Fp8Source):
     """A `WeightSource` over another one.
 
     What has no factor, or a factor of one, is the other's tensor as it is; what has one is a copy
@@ -28,14 +29,22 @@ class MultipliedWeights:
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         own = self._source.tensor(name, shape, part)
-        inside = name.partition(".layers.")[2].partition(".")[2]
-        factor = self._factors.get(inside, 1.0)
+        factor = self._factor(name)
         if own.is_meta or (isinstance(factor, float) and factor == 1.0):
             return own
         if isinstance(factor, Tensor):
             rows = factor.view(-1, *[1] * (len(shape) - 1))
             factor = rows if part.dim else part.of(rows)
         return own.float() * factor
+
+    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+        factor = self._factor(name)
+        plain = isinstance(factor, float) and factor == 1.0
+        return fp8_of(self._source, name, shape, part) if plain else None
+
+    def _factor(self, name: str) -> float | Tensor:
+        inside = name.partition(".layers.")[2].partition(".")[2]
+        return self._factors.get(inside, 1.0)
 
     def release(self, name: str) -> None:
         self._source.release(name)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from baton.core.errors import WeightsError
 from baton.engine.loading.expansion import expand, scale_values
+from baton.engine.loading.fp8_part import Fp8Layout, Fp8Part, Fp8Source
 from baton.engine.loading.scales import (
     check_faults,
     is_unused_companion,
@@ -64,7 +65,7 @@ class WeightSource(Protocol):
         ...
 
 
-class DeclaredWeights:
+class DeclaredWeights(Fp8Source):
     """Tensors without data, and a record of those that were asked for."""
 
     def __init__(self, checkpoint: "Checkpoint | None" = None) -> None:
@@ -82,6 +83,13 @@ class DeclaredWeights:
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         self.shapes[name] = shape
         return part.of(torch.empty(shape, device="meta"))
+
+    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+        layout = None if self._checkpoint is None else self._checkpoint.fp8_layout(name, part)
+        if layout is None:
+            return None
+        self.shapes[name] = shape
+        return Fp8Part.declared(layout)
 
     def release(self, name: str) -> None:
         """Do nothing: no tensor is held."""
@@ -125,7 +133,7 @@ class DummyWeights:
         """Do nothing: every tensor was made for its caller."""
 
 
-class Checkpoint:
+class Checkpoint(Fp8Source):
     """The safetensors of a model folder, one file or sharded by an index; memory-mapped.
 
     FP8 weights are read as if they were numbers of `dtype`; see `expand`. Their scales are no
@@ -275,22 +283,41 @@ class Checkpoint:
 
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         """Read `part`; the progress counts each tensor once, whole."""
-        if name not in self._begun:
-            self._begun.add(name)
-            self._loaded += self._files[name].entries[name].nbytes
-        if self._progress is not None:
-            self._progress(self._loaded, self._total)
-        found = self._files[name].tensor(name, part)
+        found = self._read(name, part)
         if name in self._scales:
             found = self._expanded(name, found, part, self._dtype)
             self.release(name)
         return found if part.spans else found.view(shape)
 
+    def fp8_layout(self, name: str, part: WeightPart = WHOLE) -> Fp8Layout | None:
+        """Return the scales of `part` as `fp8` gives them, by the headers alone."""
+        scale = self._scales.get(name)
+        if scale is None:
+            return None
+        return Fp8Layout.of(self._files[name].entries[name].shape, scale.blocks, part)
+
+    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+        layout = self.fp8_layout(name, part)
+        if layout is None:
+            return None
+        return Fp8Part.read(layout, self._read(name, part), self._scale_values(name))
+
+    def _read(self, name: str, part: WeightPart) -> Tensor:
+        if name not in self._begun:
+            self._begun.add(name)
+            self._loaded += self._files[name].entries[name].nbytes
+        if self._progress is not None:
+            self._progress(self._loaded, self._total)
+        return self._files[name].tensor(name, part)
+
     def _expanded(self, name: str, values: Tensor, part: WeightPart, dtype: torch.dtype) -> Tensor:
+        return expand(values, self._scale_values(name), self._scales[name].blocks, part, dtype)
+
+    def _scale_values(self, name: str) -> Tensor:
+        """Return the scales of a weight, one a block, of as many dimensions: float32."""
         scale = self._scales[name]
         stored = self._files[scale.name].tensor(scale.name)
-        shape = scale.shape(self._files[name].entries[name].shape)
-        return expand(values, scale_values(stored).view(shape), scale.blocks, part, dtype)
+        return scale_values(stored).view(scale.shape(self._files[name].entries[name].shape))
 
     def release(self, name: str) -> None:
         self._files[name].release(name)

@@ -2,18 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from baton.engine.collectives.comm import Comm, Shard
 from baton.engine.layout.shards import SubBlock, spans
-from baton.engine.loading.weight_part import WeightPart
+from baton.engine.loading.fp8_part import Fp8Part, fp8_of
+from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
-from baton.kernels.linear import Int8Weight, Matrix, PackedWeight, Weight, packs
+from baton.kernels.fp8_weight import Fp8Weight
+from baton.kernels.linear import (
+    Int8Weight,
+    JoinedWeight,
+    Matrix,
+    PackedWeight,
+    Table,
+    Weight,
+    packs,
+)
 from baton.kernels.torch_kernels import TORCH
 
 # A block of an axis that ranks divide; a number is that of places, which they divide evenly.
@@ -25,6 +36,7 @@ class Tally:
     """Bytes of the tensors that a model has taken, mapped or copied."""
 
     nbytes: int = 0
+    fp8_bytes: int = 0  # of these, of matrices that stay in FP8
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class Scope:
     comm: Comm
     kernels: Kernels = TORCH
     int8: bool = False  # matrices are rounded to 8 bits
+    fp8: bool = False  # matrices that the source has in FP8 stay so, where products read them
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
     # The layers with a recurrent state, in the order in which they were built.
@@ -96,7 +109,27 @@ class Scope:
     ) -> Matrix:
         """Return this rank's part of a matrix of products.
 
-        dtype: of a matrix that is never rounded to 8 bits. None: any other's
+        dtype: of a matrix that is never kept in 8 bits. None: any other's
+        """
+        stored = self._fp8(name, shape, blocks, dim) if dtype is None else None
+        if stored is None:
+            return self.table(name, shape, blocks, dim, dtype)
+        own = self._fp8_matrix(stored)
+        self.source.release(self.prefix + name)
+        return own
+
+    def table(
+        self,
+        name: str,
+        shape: Shape,
+        blocks: Sequence[Block],
+        dim: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Table:
+        """Return this rank's part of a matrix of products whose rows may be looked up too. FP8 is
+        expanded.
+
+        dtype: as of `product`
         """
         if self.int8 and dtype is None:
             return self.matrix(self.part(name, shape, blocks, dim))
@@ -120,6 +153,16 @@ class Scope:
         if len(parts) == 1 and not then:
             ((name, blocks),) = parts.items()
             return self.product(f"{name}.weight", (places(blocks), columns), blocks)
+        if self.fp8:
+            return self._joined(parts, columns, then or {})
+        return self._plain_rows(parts, columns, then)
+
+    def _plain_rows(
+        self,
+        parts: Mapping[str, Sequence[Block]],
+        columns: int,
+        then: Mapping[str, Callable[[Tensor], Tensor]] | None,
+    ) -> Table:
         fused = self.rows(parts, "weight", (columns,), then=then)
         if not self._packs:
             return self.matrix(fused)
@@ -221,11 +264,67 @@ class Scope:
 
     def _read(self, name: str, shape: Shape, blocks: Sequence[Block], dim: int) -> Tensor:
         """Return this rank's part of every block along `dim`, end to end, as the source has it."""
-        name, shard = self.prefix + name, self.shard
-        if shard.size == 1 or not blocks:
-            return self.source.tensor(name, shape)
-        part = WeightPart(dim, spans(_blocks(blocks, name), shard.rank, shard.size))
-        return self.source.tensor(name, shape, part)
+        part = self._own(name, blocks, dim)
+        return self.source.tensor(self.prefix + name, shape, part)
+
+    def _own(self, name: str, blocks: Sequence[Block], dim: int) -> WeightPart:
+        """Return this rank's part of every block along `dim`, end to end."""
+        if self.shard.size == 1 or not blocks:
+            return WHOLE
+        runs = spans(_blocks(blocks, self.prefix + name), self.shard.rank, self.shard.size)
+        return WeightPart(dim, runs)
+
+    def _fp8(
+        self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0
+    ) -> Fp8Part | None:
+        """Return this rank's part of a matrix that stays in FP8; None for any other."""
+        if not self.fp8:
+            return None
+        return fp8_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
+
+    def _fp8_matrix(self, stored: Fp8Part) -> Tensor | Fp8Weight:
+        rows, columns = stored.values.shape
+        nbytes = Fp8Weight.nbytes_of(rows, columns, stored.scales.shape[1], self.dtype)
+        self.tally.nbytes += nbytes
+        self.tally.fp8_bytes += nbytes
+        if stored.values.is_meta:
+            return stored.values
+        return Fp8Weight.of(stored.values, stored.scales, stored.group, self.dtype)
+
+    def _joined(
+        self,
+        parts: Mapping[str, Sequence[Block]],
+        columns: int,
+        then: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> Matrix:
+        """Return the rows of several matrices: neighbours in FP8 as one matrix, all others as one.
+
+        In the model's dtype, neighbours are fused.
+        """
+        stored = {
+            name: self._fp8(f"{name}.weight", (places(blocks), columns), blocks)
+            for name, blocks in parts.items()
+        }
+        joined: list[Matrix] = []
+        for in_fp8, names in groupby(parts, lambda name: stored[name] is not None):
+            group = list(names)
+            if not in_fp8:
+                own = {name: parts[name] for name in group}
+                joined.append(self._plain_rows(own, columns, then))
+                continue
+            found = [
+                part if name not in then else part.reordered(then[name])
+                for name in group
+                if (part := stored[name]) is not None
+            ]
+            joined.append(self._fp8_matrix(Fp8Part.concat(found)))
+            for name in group:
+                self.source.release(f"{self.prefix}{name}.weight")
+        packed = [matrix for matrix in joined if isinstance(matrix, PackedWeight | Fp8Weight)]
+        if not packed:  # without data
+            rows = sum(matrix.shape[0] for matrix in joined)
+            return torch.empty((rows, columns), device=self.device)
+        return JoinedWeight(tuple(packed)) if len(packed) > 1 else packed[0]
 
 
 def places(blocks: Sequence[Block]) -> int:

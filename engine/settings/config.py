@@ -97,7 +97,7 @@ class EngineConfig:
     ssm_dtype: torch.dtype = torch.float32
     device: str = "cpu"
     load_format: LoadFormat = LoadFormat.SAFETENSORS
-    weight_format: WeightFormat = WeightFormat.MODEL
+    weight_format: WeightFormat = WeightFormat.AUTO
     page_size: int = 64
     # Requests that decode at once; None: as many as the memory serves well, up to `most_running`.
     max_running: int | None = None

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from baton.kernels.linear import Matrix, Weight
+from baton.kernels.linear import Matrix, Table, Weight
 
 
 class LayerKernels(ABC):
     """Kernels that work on each token by itself, without cache or state."""
 
     @abstractmethod
-    def embedding(self, ids: Tensor, table: Matrix, own: range | None = None) -> Tensor:
+    def embedding(self, ids: Tensor, table: Table, own: range | None = None) -> Tensor:
         """Look up rows of a table.
 
         ids:    [T] int64

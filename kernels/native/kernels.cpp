@@ -8,7 +8,7 @@
 // (`Team::each`) end when all of their work is done, so operation i is complete before i + 1 begins.
 //
 // Activations are float32. Weights, KV and recurrent state may be bfloat16, weights also int8 with
-// a scale a row. Every sum is taken in an order that depends on the row's own sizes alone, never on
+// a scale a row, or 8-bit floats with scales of blocks. Every sum is taken in an order that depends on the row's own sizes alone, never on
 // the number of rows or threads: a row's result is the same bits in every batch.
 #include <cstdint>
 #include <memory>
@@ -21,6 +21,7 @@
 #include "delta.h"
 #include "delta_prompts.h"
 #include "embedding.h"
+#include "fp8.h"
 #include "layout.h"
 #include "linear.h"
 #include "mamba2.h"
@@ -42,7 +43,10 @@ extern "C" {
 OPERATION(linear, Linear,
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
 OPERATION(packed_linear, PackedLinear,
-          x, weight, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
+          x, weight, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype)
+OPERATION(packed_fp8, PackedFp8,
+          x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype,
+          group)
 OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype, first, count, packed)
 OPERATION(rms_norm, RmsNorm, x, weight, out, rows, heads, width, x_stride, eps)
 OPERATION(square_sums, SquareSums, x, out, rows, width, x_stride, groups, group)

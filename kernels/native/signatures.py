@@ -65,7 +65,15 @@ class LinearArguments(Arguments):
 class PackedLinearArguments(Arguments):
     operation = "packed_linear"
     optional = frozenset({"bias", "rounded"})
-    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride dtype")
+    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride y_stride dtype")
+
+
+class PackedFp8Arguments(Arguments):
+    operation = "packed_fp8"
+    optional = frozenset({"bias", "rounded"})
+    _fields_ = _fields(
+        "x weight scale bias y rounded", "rows columns outputs x_stride y_stride dtype group"
+    )
 
 
 class EmbeddingArguments(Arguments):
@@ -378,6 +386,7 @@ class GatherColumnsArguments(Arguments):
 OPERATIONS: tuple[type[Arguments], ...] = (
     LinearArguments,
     PackedLinearArguments,
+    PackedFp8Arguments,
     EmbeddingArguments,
     RmsNormArguments,
     SquareSumsArguments,

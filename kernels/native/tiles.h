@@ -45,12 +45,12 @@ class Tiles {
 };
 
 // The sums of R tiles of activation rows and V panels of weights gain the products of TILE_STEPS
-// steps. x: rows `x_stride` values apart; w: panels `w_stride` values apart.
+// steps. x: rows `x_stride` values apart; w, w_next: the weights of the panels.
 template <int R, int V>
-inline void add_tiles(const Bf16* x, int64_t x_stride, const Bf16* w, int64_t w_stride) {
+inline void add_tiles(const Bf16* x, int64_t x_stride, const Bf16* w, const Bf16* w_next) {
   const int64_t x_bytes = x_stride * sizeof(Bf16);
   _tile_loadd(6, w, 64);
-  if constexpr (V > 1) _tile_loadd(7, w + w_stride, 64);
+  if constexpr (V > 1) _tile_loadd(7, w_next, 64);
   _tile_loadd(4, x, x_bytes);
   _tile_dpbf16ps(0, 4, 6);
   if constexpr (V > 1) _tile_dpbf16ps(1, 4, 7);
@@ -61,27 +61,44 @@ inline void add_tiles(const Bf16* x, int64_t x_stride, const Bf16* w, int64_t w_
   }
 }
 
-// The sums of R tiles of rows times V panels, from zero over all `steps`, in order: a row's sums do
-// not depend on the rows beside it.
-template <int R, int V>
-inline void sum_tiles(const Bf16* x, int64_t x_stride, const Bf16* w, int64_t steps) {
+// Tiles of weights that are made before they are multiplied lie in a ring of RING for each panel,
+// AHEAD of the one in use: the stores are then over, and the tile's load does not wait for them.
+constexpr int64_t RING = 8, AHEAD = 4;
+
+// The sums of R tiles of rows times V panels from `panel` on, from zero over all `steps`, in order:
+// a row's sums do not depend on the rows beside it.
+template <int R, int V, class P>
+inline void sum_tiles(const Bf16* x, int64_t x_stride, const P& panels, int64_t panel,
+                      int64_t steps) {
+  alignas(64) Bf16 ring[P::MADE ? RING * V * TILE_VALUES : 1];
   asm volatile("" : : : "memory");  // gcc does not see what a tile loads
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (R > 1) _tile_zero(2);
   if constexpr (R > 1 && V > 1) _tile_zero(3);
-  const int64_t apart = steps * 2 * LANES, whole = steps / TILE_STEPS;
+  const int64_t whole = steps / TILE_STEPS;
+  auto place = [&](int64_t k, int v) { return ring + (k % RING * V + v) * TILE_VALUES; };
+  auto make = [&](int64_t k) {
+    for (int v = 0; v < V; v++) panels.make(panel + v, k, TILE_STEPS, place(k, v));
+  };
+  if constexpr (P::MADE) {
+    for (int64_t k = 0; k < AHEAD && k < whole; k++) make(k);
+  }
   for (int64_t k = 0; k < whole; k++) {
-    add_tiles<R, V>(x + k * DOT_LANES, x_stride, w + k * TILE_VALUES, apart);
+    if constexpr (P::MADE) {
+      if (k + AHEAD < whole) make(k + AHEAD);
+      asm volatile("" : : "r"(ring) : "memory");
+      add_tiles<R, V>(x + k * DOT_LANES, x_stride, place(k, 0), place(k, V - 1));
+    } else {
+      add_tiles<R, V>(x + k * DOT_LANES, x_stride, panels.tile(panel, k),
+                      panels.tile(panel + V - 1, k));
+    }
   }
   if (const int64_t left = steps % TILE_STEPS) {  // behind them lies the next panel, or nothing
     alignas(64) Bf16 last[V * TILE_VALUES] = {};
-    for (int v = 0; v < V; v++) {
-      memcpy(last + v * TILE_VALUES, w + v * apart + whole * TILE_VALUES,
-             left * 2 * LANES * sizeof(Bf16));
-    }
+    for (int v = 0; v < V; v++) panels.make(panel + v, whole, left, last + v * TILE_VALUES);
     asm volatile("" : : "r"(last) : "memory");
-    add_tiles<R, V>(x + whole * DOT_LANES, x_stride, last, TILE_VALUES);
+    add_tiles<R, V>(x + whole * DOT_LANES, x_stride, last, last + (V - 1) * TILE_VALUES);
   }
 }
 

@@ -63,7 +63,7 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
     }
     ran = CliRunner().invoke(models, ["--model", write(tmp_path, quantised)])
     assert ran.exit_code == 0
-    assert "; weights by modelopt FP8, which are expanded to --dtype in memory" in ran.output
+    assert "; weights by modelopt FP8, which --weight-format keeps or expands" in ran.output
 
 
 @pytest.mark.parametrize(

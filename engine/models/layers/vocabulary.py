@@ -4,7 +4,7 @@ from torch import Tensor
 
 from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Scope
-from baton.kernels.linear import Matrix
+from baton.kernels.linear import Matrix, Table
 
 
 class Embedding:
@@ -19,9 +19,9 @@ class Embedding:
         self.vocab = SubBlock("tokens of the vocabulary", vocab_size, uneven=True)
         self.own = scope.shard.held(self.vocab)
         name, shape, blocks = f"{name}.weight", (vocab_size, hidden), (self.vocab,)
-        self.table: Matrix
+        self.table: Table
         if multiplied:
-            self.table = scope.product(name, shape, blocks)
+            self.table = scope.table(name, shape, blocks)
         else:
             self.table = scope.matrix(scope.part(name, shape, blocks))
 
@@ -47,7 +47,7 @@ class Head:
         self.factor = factor
         vocab, size = embedding.vocab, scope.shard.size
         self.widths = [vocab.places_of(rank, size) for rank in range(size)]
-        self.weight = embedding.table
+        self.weight: Matrix = embedding.table
         if not tied:
             self.weight = scope.product(HEAD, (vocab.units, hidden), (vocab,))
 

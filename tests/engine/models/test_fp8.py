@@ -316,7 +316,9 @@ def test_memory_is_that_of_the_expanded_weights(pairs: dict[str, Pair]) -> None:
     for name in ("nemotron", "deepseek3"):
         for dtype in (torch.float32, torch.bfloat16):
             options = [
-                EngineConfig(folder, dtype=dtype, memory_bytes=1 << 30)
+                EngineConfig(
+                    folder, dtype=dtype, weight_format=WeightFormat.MODEL, memory_bytes=1 << 30
+                )
                 for folder in (pairs[name].packed, pairs[name].expanded)
             ]
             loaded = [load_model(each).weight_bytes for each in options]
@@ -348,14 +350,15 @@ def test_a_head_in_fp8_is_compared_with_the_embedding_by_value(tmp_path: Path, e
     plain = write_checkpoint(tmp_path / "plain", {**LLAMA, "tie_word_embeddings": True}, seed=4)
     forms = {"*embed_tokens.weight": BLOCKS}
     pair = pack(plain, forms, "_scale_inv", {"quantization_config": BY_BLOCK})
-    tied = load_model(EngineConfig(pair.packed)).weight_bytes
+    options = EngineConfig(pair.packed, weight_format=WeightFormat.MODEL)
+    tied = load_model(options).weight_bytes
     table = load_file(pair.packed / FILE)["model.embed_tokens.weight_scale_inv"]
     stored = load_file(pair.packed / FILE)["model.embed_tokens.weight"]
     scales = table if equal else table * 1.5
     edit_tensors(
         pair.packed, {"lm_head.weight": stored.clone(), "lm_head.weight_scale_inv": scales.clone()}
     )
-    more = load_model(EngineConfig(pair.packed)).weight_bytes - tied
+    more = load_model(options).weight_bytes - tied
     assert more == 0 if equal else more >= 320 * 320 * 4
 
 
@@ -390,6 +393,7 @@ def test_a_model_in_bfloat16_never_holds_a_weight_in_float32(
         return expanded
 
     monkeypatch.setattr(weights, "expand", watched)
-    load_model(EngineConfig(pairs["deepseek3"].packed, dtype=torch.bfloat16))
+    folder = pairs["deepseek3"].packed
+    load_model(EngineConfig(folder, dtype=torch.bfloat16, weight_format=WeightFormat.MODEL))
     assert len(made) == len(pairs["deepseek3"].quantised)
     assert set(made) == {torch.bfloat16}

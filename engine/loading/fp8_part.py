@@ -1,0 +1,130 @@
+"""Part of an FP8 matrix as the file has it, for products that read 8 bits."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from baton.engine.loading.weight_part import WHOLE, WeightPart
+from baton.kernels.fp8_weight import GROUP
+
+_NAN = 0x7F  # the bits of NaN, but for the sign
+_PIECE = 256  # rows that are looked at together
+
+
+@dataclass(frozen=True)
+class Fp8Layout:
+    """The scales of part of a matrix: which of the whole matrix's belong to its rows and to the
+    groups of its columns.
+
+    rows, columns: blocks of the whole matrix: [rows], [groups] int64
+    group: columns that share a scale, a multiple of GROUP
+    shape: of the part
+    """
+
+    rows: Tensor
+    columns: Tensor
+    group: int
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(shape: tuple[int, ...], blocks: tuple[int, ...], part: WeightPart) -> "Fp8Layout | None":
+        """Return the layout; None where it is no matrix, or where scales change between groups.
+
+        shape, blocks: of the whole tensor, and its places along each dimension that share a scale
+        """
+        if len(shape) != 2 or not min(shape):
+            return None
+        rows, columns = (
+            torch.cat([torch.arange(span.start, span.stop) for span in part.spans])
+            if part.spans and dim == part.dim
+            else torch.arange(shape[dim])
+            for dim in range(2)
+        )
+        by_column = columns // blocks[1]
+        changes = torch.nonzero(by_column[1:] != by_column[:-1]).flatten().add(1).tolist()
+        whole = -(-len(columns) // GROUP) * GROUP
+        group = gcd(*changes) if changes else whole
+        if not len(rows) or group % GROUP:
+            return None
+        return Fp8Layout(rows // blocks[0], by_column[::group], group, (len(rows), len(columns)))
+
+
+@dataclass(frozen=True)
+class Fp8Part:
+    """FP8 numbers and their scales, or tensors of their shapes without data.
+
+    values: [rows, columns] float8_e4m3fn without NaN
+    scales: [rows, groups] float32
+    group:  columns that share a scale, a multiple of GROUP
+    """
+
+    values: Tensor
+    scales: Tensor
+    group: int
+
+    @staticmethod
+    def declared(layout: Fp8Layout) -> "Fp8Part":
+        """Return a part without data."""
+        values = torch.empty(layout.shape, dtype=torch.float8_e4m3fn, device="meta")
+        scales = torch.empty(layout.shape[0], len(layout.columns), device="meta")
+        return Fp8Part(values, scales, layout.group)
+
+    @staticmethod
+    def read(layout: Fp8Layout, values: Tensor, scales: Tensor) -> "Fp8Part | None":
+        """Return a part; None where there is a NaN in it.
+
+        scales: of the whole matrix, one a block: float32
+        """
+        for piece in torch.split(values.view(torch.uint8), _PIECE):
+            if int((piece & _NAN).amax()) == _NAN:
+                return None
+        own = scales.index_select(0, layout.rows).index_select(1, layout.columns)
+        return Fp8Part(values, own, layout.group)
+
+    def reordered(self, order: Callable[[Tensor], Tensor]) -> "Fp8Part":
+        """Return the rows in another order. order: does so to any tensor [rows, ...]"""
+        if self.values.is_meta:
+            return self
+        values = order(self.values.view(torch.uint8)).view(torch.float8_e4m3fn)
+        return Fp8Part(values, order(self.scales), self.group)
+
+    @staticmethod
+    def concat(parts: "list[Fp8Part]") -> "Fp8Part":
+        """Return the rows of several parts one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = parts[0].values.shape[1]
+        several = [part.group for part in parts if part.scales.shape[1] > 1]
+        group = gcd(*several) if several else parts[0].group
+        firsts = torch.arange(0, columns, group)
+        if parts[0].values.is_meta:
+            rows = sum(part.values.shape[0] for part in parts)
+            scales = torch.empty(rows, len(firsts), device="meta")
+            return Fp8Part(parts[0].values.new_empty(rows, columns), scales, group)
+        values = torch.cat([part.values.view(torch.uint8) for part in parts])
+        scales = torch.cat([part.scales[:, firsts // part.group] for part in parts])
+        return Fp8Part(values.view(torch.float8_e4m3fn), scales, group)
+
+
+class Fp8Source(ABC):
+    """A source of weights that may hold FP8 matrices."""
+
+    @abstractmethod
+    def fp8(self, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE) -> Fp8Part | None:
+        """Return `part` of an FP8 matrix in 8 bits; None where there is none of that name, or none
+        that products could read so.
+
+        shape: of the whole matrix
+        """
+        ...
+
+
+def fp8_of(
+    source: object, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE
+) -> Fp8Part | None:
+    """Return what a source of weights has of an FP8 matrix; None where it can have none."""
+    return source.fp8(name, shape, part) if isinstance(source, Fp8Source) else None

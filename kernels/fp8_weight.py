@@ -1,0 +1,82 @@
+"""A matrix of 8-bit floats that products expand piece by piece, and several matrices as one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels import huge_pages
+
+PANEL = 16  # rows side by side
+GROUP = 32  # inputs of which every scale is a multiple
+# Rows, a multiple of PANEL, that are packed at once where they must be padded.
+_PADDED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Fp8Weight:
+    """A matrix [O, K] of E4M3 floats as the native library multiplies it: PackedWeight's order of
+    bytes, and scales in the same order. Its products have the bits of those of `dense`, packed.
+
+    values: [ceil(O / 16), ceil(K / d), 16, d] uint8, d as in PackedWeight of `dtype`; no NaN
+    scales: [ceil(O / 16), ceil(K / group), 16] float32
+    group:  inputs that share a scale, a multiple of GROUP
+    dtype:  of the products, to which values times scales are rounded
+    """
+
+    values: Tensor
+    scales: Tensor
+    group: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @staticmethod
+    def nbytes_of(rows: int, columns: int, groups: int, dtype: torch.dtype) -> int:
+        """Return the bytes of a matrix in this form. groups: scales of a row"""
+        depth = 4 // dtype.itemsize
+        padded = -(-rows // PANEL) * PANEL
+        return padded * (-(-columns // depth) * depth + groups * torch.float32.itemsize)
+
+    @staticmethod
+    def of(values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> "Fp8Weight":
+        """Pack a matrix.
+
+        values: [O, K] float8_e4m3fn without NaN, perhaps mapped from a file
+        scales: [O, ceil(K / group)] float32
+        dtype:  bfloat16 or float32
+        """
+        rows, columns = values.shape
+        depth = 4 // dtype.itemsize
+        panels, steps = -(-rows // PANEL), -(-columns // depth)
+        packed = huge_pages.empty((panels, steps, PANEL, depth), torch.uint8, values.device)
+        # A step as one value: torch turns those over faster than pairs of bytes.
+        step = {1: torch.uint8, 2: torch.int16}[depth]
+        turned, stored = packed.view(step)[..., 0], values.view(torch.uint8)
+        if not rows % PANEL and not columns % depth and stored.is_contiguous():
+            turned.copy_(stored.view(step).view(panels, PANEL, steps).transpose(1, 2))
+        else:
+            block = torch.zeros(_PADDED_ROWS, steps * depth, dtype=torch.uint8)
+            for first in range(0, rows, _PADDED_ROWS):
+                part = stored[first : first + _PADDED_ROWS]
+                block[: part.shape[0], :columns] = part
+                block[part.shape[0] :] = 0
+                filled = turned[first // PANEL : (first + _PADDED_ROWS) // PANEL]
+                words = block.view(step).view(-1, PANEL, steps)
+                filled.copy_(words[: filled.shape[0]].transpose(1, 2))
+        by_panel = torch.zeros(panels * PANEL, scales.shape[1])
+        by_panel[:rows] = scales
+        by_panel = by_panel.view(panels, PANEL, -1).transpose(1, 2).contiguous()
+        return Fp8Weight(packed, by_panel, group, values.shape, dtype)
+
+    def dense(self) -> Tensor:
+        """Return the matrix as [O, K], in the products' dtype."""
+        rows, columns = self.shape
+        stored = self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
+        scales = self.scales.transpose(1, 2).flatten(0, 1)[:rows]
+        every = scales.repeat_interleave(self.group, 1)[:, :columns]
+        exact = stored.contiguous().view(torch.float8_e4m3fn).float() * every
+        return exact.to(self.dtype)

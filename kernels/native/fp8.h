@@ -1,0 +1,165 @@
+// Products with a packed matrix of 8-bit floats (E4M3), which is expanded piece by piece to what it
+// stands for: each number times its scale, rounded to the dtype of the product. So the sums are
+// those of the expanded matrix, bit for bit. (A value below the least normal bfloat16 becomes 0 a
+// little earlier; the CPU's products take it for 0 anyway.)
+#pragma once
+#include "packed.h"
+
+namespace {
+
+struct PackedFp8 {
+  const float* x;         // [rows, columns], rows x_stride apart
+  const uint8_t* weight;  // [panels, steps, 16, inputs a step], no NaN
+  const float* scale;     // [panels, groups, 16]: of `group` inputs, a multiple of 32
+  const float* bias;      // [outputs] or null
+  float* y;               // [rows, outputs], rows y_stride apart
+  Bf16* rounded;          // as of PackedLinear
+  int64_t rows, columns, outputs, x_stride, y_stride, dtype, group;  // dtype: of the product
+};
+
+// The bits of a number, moved into those of float16, have an exponent that is less by this factor.
+constexpr float FP8_BIAS = 256.0f;
+// Where they lie there: the sign, the lower four of the exponent, the upper three of the mantissa.
+constexpr int16_t FP8_BITS = static_cast<int16_t>(0xbf80);
+
+// 16 numbers, each divided by FP8_BIAS. Exact, denormal numbers too.
+inline Vec fp8_numbers(const uint8_t* p) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i wide =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(FP8_BITS));
+  return (Vec)_mm512_cvtph_ps(halves);
+#else
+  Vec numbers;
+  for (int64_t i = 0; i < LANES; i++) {
+    const int exponent = p[i] >> 3 & 15, mantissa = p[i] & 7;
+    const float size = exponent ? ldexpf(static_cast<float>(8 + mantissa), exponent - 18)
+                                : ldexpf(static_cast<float>(mantissa), -17);
+    numbers[i] = p[i] & 128 ? -size : size;
+  }
+  return numbers;
+#endif
+}
+
+// The numbers of one step, times the scales of the panel's rows.
+inline void expand_step(const uint8_t* from, Vec scale, float* to) {
+  store(to, fp8_numbers(from) * scale);
+}
+
+struct PairScales {
+  Vec low, high;  // of rows 0 to 7 and 8 to 15, twice each
+};
+
+// The scales of 16 rows, in the order of the inputs of one step.
+inline Vec step_scales(Vec s, float) { return s; }
+inline PairScales step_scales(Vec s, Bf16) {
+  return {__builtin_shufflevector(s, s, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+          __builtin_shufflevector(s, s, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
+}
+
+inline void expand_step(const uint8_t* from, const PairScales& scale, Bf16* to) {
+#ifdef BATON_DOT_BF16
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m512i wide = _mm512_cvtepi8_epi16(bytes);
+  const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(FP8_BITS));
+  const Vec low = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)) * scale.low;
+  const Vec high = (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)) * scale.high;
+  const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  memcpy(to, &pairs, sizeof pairs);
+#else
+  store(to, fp8_numbers(from) * scale.low);
+  store(to + LANES, fp8_numbers(from + LANES) * scale.high);
+#endif
+}
+
+// The panels of a matrix, of which some steps at a time are expanded to T.
+template <class T>
+struct Fp8Panels {
+  static constexpr bool MADE = true;
+  static constexpr int64_t DEPTH = depth(T{});
+  // Bytes from a weight to one that is fetched meanwhile: without it, one row takes 1.3 times as
+  // long, since the work between two lines of memory fills the CPU's window.
+  static constexpr int64_t FETCHED = 2048;
+  const PackedFp8& a;
+  const int64_t steps = (a.columns + DEPTH - 1) / DEPTH;
+  const int64_t groups = (a.columns + a.group - 1) / a.group;
+
+  // Expands the first `count` steps, at most those of one scale, from step `first` on.
+  void expand(int64_t panel, int64_t first, int64_t count, T* to) const {
+    const float* scales = a.scale + (panel * groups + first * DEPTH / a.group) * LANES;
+    const auto scale = step_scales(load(scales) * FP8_BIAS, T{});
+    const uint8_t* from = a.weight + (panel * steps + first) * LANES * DEPTH;
+    for (int64_t k = 0; k < count; k++) {
+      __builtin_prefetch(from + k * LANES * DEPTH + FETCHED);
+      expand_step(from + k * LANES * DEPTH, scale, to + k * LANES * DEPTH);
+    }
+  }
+  void make(int64_t panel, int64_t k, int64_t count, T* to) const {
+    expand(panel, k * DOT_LANES / DEPTH, count, to);
+  }
+  // Expands the panels `first` to `end`, as PackedLinear has them.
+  void expand_all(int64_t first, int64_t end, T* to) const {
+    const int64_t most = a.group / DEPTH;
+    for (int64_t panel = first; panel < end; panel++) {
+      for (int64_t step = 0; step < steps; step += most) {
+        const int64_t count = steps - step < most ? steps - step : most;
+        expand(panel, step, count, to + ((panel - first) * steps + step) * LANES * DEPTH);
+      }
+    }
+  }
+};
+
+// The panels `first` to `end`, expanded in memory of this thread; as the weight of a PackedLinear
+// whose first panel is number 0.
+template <class T>
+const T* expanded_panels(const PackedFp8& a, int64_t first, int64_t end) {
+  struct Panels {};
+  const Fp8Panels<T> panels{a};
+  const int64_t size = panels.steps * LANES * depth(T{});
+  T* memory = scratch<T, Panels>((end - first) * size);
+  panels.expand_all(first, end, memory);
+  return memory - first * size;
+}
+
+template <class T, class F>
+void multiply_expanded(const PackedFp8& a, PackedLinear plain, Team& team, int64_t x_stride,
+                       F activations) {
+  const Pieces pieces(plain);
+  team.each(pieces.count(), [&](int64_t piece) {
+    PackedLinear own = plain;
+    own.weight = expanded_panels<T>(a, pieces.first(piece), pieces.end(piece));
+    multiply_piece<T>(own, pieces, piece, activations(), x_stride);
+  });
+}
+
+template <class F>
+void multiply_fp8(const PackedFp8& a, const PackedLinear& plain, Team& team, int64_t x_stride,
+                  F activations) {
+#ifdef BATON_TILES
+  if (a.rows && tiles_allowed()) {
+    return each_tile_piece(plain, team, [&](int64_t first, int64_t end) {
+      const Bf16* x = activations();
+      if (a.rows <= 2 * TILE_ROWS) {  // each weight meets all rows at once
+        return multiply_tile_rows(plain, Fp8Panels<Bf16>{a}, x, x_stride, first, end);
+      }
+      const PlainPanels panels{expanded_panels<Bf16>(a, first, end), (a.columns + 1) / 2};
+      multiply_tile_rows(plain, panels, x, x_stride, first, end);
+    });
+  }
+#endif
+  multiply_expanded<Bf16>(a, plain, team, x_stride, activations);
+}
+
+void packed_fp8(const PackedFp8& a, Team& team) {
+  const PackedLinear plain{a.x,    nullptr,   a.bias,    a.y,        a.rounded,  a.rows,
+                           a.columns, a.outputs, a.x_stride, a.y_stride, a.dtype};
+  if (a.dtype == FLOAT32) {
+    return multiply_expanded<float>(a, plain, team, a.x_stride, [&] { return a.x; });
+  }
+  with_rounded(plain, team, [&](int64_t x_stride, auto activations) {
+    multiply_fp8(a, plain, team, x_stride, activations);
+  });
+}
+
+}  // namespace
