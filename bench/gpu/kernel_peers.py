@@ -1,6 +1,8 @@
-"""Triton kernels of flash-linear-attention and mamba_ssm, if installed, as peers of ours.
+"""Peers of our kernels: torch's attention and grouped products, and the Triton kernels of
+flash-linear-attention and mamba_ssm, if installed.
 
-They run on the inputs that ours are timed with. A peer that is absent or fails is reported so.
+They run on inputs of the sizes that ours are timed with. A peer that is absent or fails is reported
+so.
 """
 
 import importlib
@@ -8,6 +10,9 @@ from collections.abc import Callable
 from types import ModuleType
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.sizes import Sizes
@@ -25,11 +30,67 @@ def _module(name: str) -> ModuleType | None:
 def peers(sizes: Sizes, make: Maker) -> dict[str, tuple[str, Call]]:
     """Return the peer's name and a call that does the same work, by our case's name."""
     found: dict[str, tuple[str, Call]] = {}
+    if sizes.attention is not None:
+        found |= _attention(sizes, sizes.attention, make)
+    if sizes.moe is not None:
+        found |= _experts(sizes, sizes.moe, make)
     if sizes.mamba is not None:
         found |= _mamba(sizes, sizes.mamba, make)
     if sizes.delta is not None and not sizes.channel_decay:
         found |= _delta(sizes, sizes.delta, make)
     return found
+
+
+def _attention(
+    sizes: Sizes, shape: tuple[int, int, int], make: Maker
+) -> dict[str, tuple[str, Call]]:
+    """Return torch's attention over keys that lie together, where ours lie in pages."""
+    heads, kv_heads, width = shape
+    fastest = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+    def call(batch: int, asked: int, held: int, *, causal: bool) -> Call:
+        q = make.floats(batch, heads, asked, width)
+        k, v = (make.floats(batch, kv_heads, held, width) for _ in range(2))
+
+        def run() -> Tensor:
+            with sdpa_kernel(fastest, set_priority=True):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+        return run
+
+    return {
+        "attn_decode": (
+            "torch (cuDNN first)",
+            call(sizes.decode_rows, 1, sizes.context, causal=False),
+        ),
+        "attn_prefill": (
+            "torch (cuDNN first)",
+            call(1, sizes.prompt, sizes.prompt, causal=True),
+        ),
+    }
+
+
+def _experts(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> dict[str, tuple[str, Call]]:
+    """Return torch's grouped products of tokens that are sorted already; ours also route them."""
+    experts, top_k, inner = shape
+    w_in = make.floats(experts, 2 * inner, sizes.hidden)
+    w_out = make.floats(experts, sizes.hidden, inner)
+
+    def call(tokens: int) -> Call:
+        pairs = tokens * top_k
+        x = make.floats(pairs, sizes.hidden)
+        ends = make.ints([pairs * (expert + 1) // experts for expert in range(experts)]).int()
+
+        def run() -> Tensor:
+            gate, up = F.grouped_mm(x, w_in.mT, offs=ends).chunk(2, dim=-1)
+            return F.grouped_mm(F.silu(gate) * up, w_out.mT, offs=ends)
+
+        return run
+
+    return {
+        "moe_decode": ("torch grouped_mm", call(sizes.decode_rows)),
+        "moe_prefill": ("torch grouped_mm", call(sizes.prompt)),
+    }
 
 
 def _mamba(

@@ -18,6 +18,7 @@ from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.device_transfer import device_transfer
 from baton.bench.gpu.first_day.errors import errors
 from baton.bench.gpu.first_day.fences import fences
+from baton.bench.gpu.first_day.loading import loading
 from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.first_day.same_tokens import same_tokens
@@ -27,17 +28,19 @@ from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
 
 SCRIPTS = (
+    Task("same_tokens", same_tokens, 120.0),
     Task("real_parity", real_parity, 230.0),
-    Task("compile_stalls", compile_stalls, 300.0),
     Task("cluster", cluster, 150.0),
-    Task("device_transfer", device_transfer, 100.0),
+    Task("compile_stalls", compile_stalls, 300.0),
     *(Task(f"waits {c['model_type']}", partial(waits, c), 20.0) for c in FEW_LAYERS),
     Task("memory", memory, 60.0),
-    Task("same_tokens", same_tokens, 120.0),
-    Task("capture", capture, 120.0),
-    Task("errors", errors, 90.0),
     Task("fences", fences, 120.0),
+    Task("errors", errors, 90.0),
+    Task("capture", capture, 120.0),
+    Task("device_transfer", device_transfer, 130.0),
+    Task("loading", loading, 60.0),
 )
+"""The scripts in their order: `waits` finds kernels that `compile_stalls` has compiled."""
 
 _DRY_S = 300.0  # of each in a dry run, whose machine may be busy with anything
 
