@@ -37,7 +37,11 @@ def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
 def anthropic_error(error: ApiError) -> dict[str, Any]:
     """Make the JSON body that Anthropic's API answers with."""
     kind = _ANTHROPIC_TYPES.get(error.status.http, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    shown: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        # The SDK's runner of tools asks for a thread, and goes on without one if this is said.
+        shown["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": shown}
 
 
 def openai_error(error: ApiError) -> dict[str, dict[str, str | None]]:

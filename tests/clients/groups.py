@@ -7,7 +7,9 @@ from clients.program import ENVIRONMENTS, HERE, Program, locked_version, npm_ver
 from clients.scenarios import SDK_SCRIPTS
 
 
-def python_sdk(package: str, script: str, folder: str = "sdks") -> Program:
+def python_sdk(
+    package: str, script: str, folder: str = "sdks", refused: Sequence[int] = ()
+) -> Program:
     """Return a script of `clients/python` in its environment."""
     python = ENVIRONMENTS / "python" / folder / "bin" / "python"
     path = HERE / "python" / f"with_{script}.py"
@@ -18,12 +20,13 @@ def python_sdk(package: str, script: str, folder: str = "sdks") -> Program:
         lambda home: SDK_SCRIPTS,
         # Without it litellm asks a server for prices.
         lambda home, url: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        refused=refused,
     )
 
 
 SDKS = (
     python_sdk("openai", "openai"),
-    python_sdk("anthropic", "anthropic"),
+    python_sdk("anthropic", "anthropic", refused=(400,)),
     python_sdk("litellm", "litellm"),
     python_sdk("langchain", "langchain"),
     python_sdk("pydantic-ai-slim", "pydantic_ai"),

@@ -47,3 +47,18 @@ for stream in (False, True):
     expect(talk("parallel", stream=stream), BOTH)
     expect(talk("think", stream=stream, **THINKING), "Thought over.")
     expect(talk("think_call", stream=stream, **THINKING), FOUND)
+
+
+@anthropic.beta_tool(name="weather", description=DESCRIPTION)
+def tool(city: str) -> str:
+    return weather(city)
+
+
+# It asks for a thread first, which Baton does not keep.
+runner = client.beta.messages.tool_runner(
+    model="toy",
+    max_tokens=2000,
+    tools=[tool],
+    messages=[{"role": "user", "content": ask("call")}],
+)
+expect("".join(block.text for block in runner.until_done().content if block.type == "text"), FOUND)
