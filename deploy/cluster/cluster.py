@@ -56,8 +56,8 @@ class Cluster:
         """Reserve ports and memory, and join the Ray that the config names.
 
         detached: None for a cluster that ends with this process. owner: of the threads of this
-        process that run beside their makers; None where it has no other. ray_watch: begun once a
-        Ray of our own runs. Raises StartError if a port is taken, memory does not suffice, or that
+        process that run beside their makers; None where it has no other. ray_watch: begun once
+        Ray is connected. Raises StartError if a port is taken, memory does not suffice, or that
         Ray does not answer.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start

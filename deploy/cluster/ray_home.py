@@ -11,7 +11,8 @@ import psutil
 
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.ray_lost import RayWatch
+from baton.deploy.cluster.control_store import ControlStore
+from baton.deploy.cluster.ray_lost import RayWatch, tell
 from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.wiring import threads_of
 from baton.deploy.errors import RayLostError
@@ -92,21 +93,33 @@ def _started_reaper(folder: Path | None) -> "subprocess.Popen[bytes]":
 
 
 class JoinedRay:
-    """A Ray that somebody else runs."""
+    """A Ray that somebody else runs: its operator watches all of it but the control store."""
 
-    def __init__(self, config: ray_start.RayConfig) -> None:
+    def __init__(self, config: ray_start.RayConfig, watch: RayWatch | None = None) -> None:
+        """watch: as for `OwnRay`."""
         self._config = config
+        self._watch = watch or RayWatch()
 
     def connect(self) -> None:
         ray_start.connect(self._config)
+        self._watch.begin(
+            ControlStore(ray_start.control_store_address(), tell),
+            "so that no worker would be started again; the cluster ends. Start Ray again, then "
+            "this command",
+        )
 
     def check(self) -> None:
-        pass  # its operator watches it
+        reason = self._watch.reason()
+        if reason:
+            raise RayLostError(reason)
 
     def kill_if_lost(self) -> bool:
-        return False
+        return bool(self._watch.reason())
 
     def leave(self) -> None:
+        if self._watch.reason():  # a call to it would wait for what has gone
+            return
+        self._watch.end()
         ray_start.leave()
 
 
@@ -130,11 +143,11 @@ class RayAround:
 def ray_for(config: ClusterConfig, watch: RayWatch | None = None) -> Iterator[OwnRay | JoinedRay]:
     """Yield the Ray that a cluster's config asks for. Raises DeployError.
 
-    watch: begun once a Ray of our own runs. The token of such a Ray is deleted after it; its logs
+    watch: begun once Ray is connected. The token of a Ray of our own is deleted after it; its logs
     stay until the next start.
     """
     if config.ray_address is not None:
-        yield JoinedRay(ray_start.RayConfig(config.ray_address, namespace=config.name))
+        yield JoinedRay(ray_start.RayConfig(config.ray_address, namespace=config.name), watch)
         return
     cpus = config.routers + threads_of(config) * len(config.members)
     with owned_folder(ray_start.parent_folder()) as folder:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.cluster.ray_processes import RayProcesses
@@ -28,24 +28,36 @@ _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 _OVER = b"\0"  # no signal has this number
 
 
+class WatchedRay(Protocol):
+    """A Ray, as far as its loss can be seen without a call to it."""
+
+    def lost(self) -> str:
+        """Name what it has lost; empty while it has all."""
+        ...
+
+    def kill(self) -> None:
+        """End what is left of it, where it is ours."""
+        ...
+
+
 class RayWatch:
-    """The processes of a Ray of our own under watch, from its start to its stop.
+    """The Ray under watch, from its start to its stop.
 
     Methods may be called on any thread.
     """
 
     def __init__(self) -> None:
-        self._ray: RayProcesses | None = None
+        self._ray: WatchedRay | None = None
         self._begun = False
         self._lost_means = ""
         self._told = threading.Event()
 
     @property
-    def ray(self) -> RayProcesses | None:
+    def ray(self) -> WatchedRay | None:
         return self._ray
 
-    def begin(self, ray: RayProcesses, lost_means: str) -> None:
-        """Watch these processes. lost_means: what the loss of one means, after its name."""
+    def begin(self, ray: WatchedRay, lost_means: str) -> None:
+        """Watch this Ray. lost_means: what the loss means, after the name of what is lost."""
         self._begun = True
         self._lost_means = lost_means
         self._ray = ray
@@ -69,7 +81,12 @@ class RayWatch:
         """Print the reason for the operator, once."""
         if not self._told.is_set():
             self._told.set()
-            print(f"baton: {reason}", file=sys.stderr, flush=True)
+            tell(reason)
+
+
+def tell(line: str) -> None:
+    """Print a line for the operator."""
+    print(f"baton: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -87,6 +87,11 @@ def logs_folder() -> Path:
     return Path(worker._global_node.get_logs_dir_path())
 
 
+def control_store_address() -> str:
+    """Return where Ray's control store listens, host:port. Ray has started or was joined."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
 def leave() -> None:
     """Stop our own Ray, or disconnect from the one that we joined. Our actors end with it."""
     ray.shutdown()

@@ -86,3 +86,29 @@ def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
         assert time.monotonic() < until, "it left actors behind"
         time.sleep(0.2)
     assert ray.poll() is None
+
+
+def test_the_loss_of_its_control_store_is_named_and_ends_serve(
+    head: SomeRay, tiny: Path, tmp_path: Path
+) -> None:
+    env = os.environ | head.env | {"TMPDIR": str(tmp_path)}
+    words = ["serve", "--model", str(tiny), "--ray-address", head.address, "--memory-gb", "0.25",
+             "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "baton.cli.main", *words],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as serve:
+        _state(tmp_path, serve)
+        under = psutil.Process(head.processes["127.0.0.1"].pid).children(recursive=True)
+        (store,) = [process for process in under if process.name() == "gcs_server"]
+        store.kill()
+        said, _ = serve.communicate(timeout=DEADLINE_S)
+    assert serve.returncode == 1
+    port = head.address.rpartition(":")[2]  # Ray names the host as it likes
+    lines = [line for line in said.splitlines() if line.startswith("baton: Ray's control store at")]
+    first, last = lines
+    assert f":{port} does not answer" in first and " s unless it answers again" in first
+    assert f":{port} has ended, so that no worker would be started again" in last
