@@ -120,7 +120,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
     checkpoint = open_checkpoint(model) if read else None
     form = config.weight_format
-    if checkpoint is not None and checkpoint.quantised:
+    if device.type == "cpu" and checkpoint is not None and checkpoint.quantised:
         form = kept_form(form, select(device, model.dtype, config.kernels), model.dtype)
     part = divided_model(model, config.tp, weight_format=form, checkpoint=checkpoint)
     free = available_to_ranks(config)

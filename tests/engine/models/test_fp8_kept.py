@@ -18,9 +18,11 @@ from torch import Tensor
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import ConfigError
+from baton.engine.assembly import loader
 from baton.engine.assembly.loader import load_model, planned_memory
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
+from baton.kernels.base import Kernels
 from baton.kernels.kernel_choice import KernelChoice
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -130,6 +132,26 @@ def test_where_products_read_no_fp8_it_is_expanded_or_refused(tmp_path: Path) ->
     for load in (load_model, planned_memory):
         with pytest.raises(ConfigError, match=r"fp8 needs the native kernels.* Use .* auto"):
             load(refused)
+
+
+def test_a_plan_for_a_gpu_looks_for_no_kernels_and_counts_expanded_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write_checkpoint(tmp_path / "plain", LLAMA, seed=4)
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    pair = pack(plain, {"*.mlp.*.weight": BLOCKS}, "_scale_inv", config)
+
+    def select(*_: object) -> Kernels:
+        raise AssertionError("kernels were looked for")
+
+    monkeypatch.setattr(loader, "select", select)
+    monkeypatch.setattr(loader, "available_memory", lambda device: 60 << 30)
+    monkeypatch.setattr(loader, "card_memory", lambda device: 80 << 30)
+    on_gpu = [
+        planned_memory(EngineConfig(folder, device="cuda", memory_bytes=8 << 30))
+        for folder in (pair.packed, pair.expanded)
+    ]
+    assert on_gpu[0].weight_bytes == on_gpu[1].weight_bytes
 
 
 def test_weights_that_are_not_in_fp8_are_not_called_so(tmp_path: Path) -> None:
