@@ -110,7 +110,8 @@ def model_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add `--model`, `--dtype` and so on, with these defaults of `--batch` and `--prompt-len`."""
     folder = click.Path(exists=True, file_okay=False, path_type=Path)
-    formats = click.Choice([str(f) for f in WeightFormat])
+    # The machine's limits are not counted for matrices that stay in FP8.
+    formats = click.Choice([str(f) for f in (WeightFormat.MODEL, WeightFormat.INT8)])
     options = (
         click.option("--model", type=folder, required=True, help="A Hugging Face model folder."),
         click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bfloat16",

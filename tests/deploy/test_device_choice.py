@@ -184,7 +184,10 @@ def test_cuda_without_a_driver_ends_before_torch_is_imported(command: str, tmp_p
     assert "AssertionError" not in done.stderr
 
 
-def test_8_bit_weights_are_refused_on_a_named_gpu() -> None:
-    config = EngineConfig(Path("m"), device="cuda", weight_format=WeightFormat.INT8)
-    with pytest.raises(StartError, match="--weight-format int8 is for the CPU"):
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_8_bit_weights_are_refused_on_a_named_gpu(form: str) -> None:
+    config = EngineConfig(Path("m"), device="cuda", weight_format=WeightFormat(form))
+    with pytest.raises(StartError, match=f"--weight-format {form} is for the CPU"):
         check_device(config, here=False)
+    why = f"--weight-format {form} is for the CPU"
+    assert chosen_device("auto", WeightFormat(form), 1) == ("cpu", why)

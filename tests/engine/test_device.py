@@ -116,8 +116,9 @@ def test_decode_steps_are_captured_unless_the_options_say_no(
     assert isinstance(made, GraphedModel) is graphs
 
 
-def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(loader, "configured_model", lambda *_: None)
-    config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat.INT8)
-    with pytest.raises(ConfigError, match="int8 is for the CPU; got device cuda:1"):
+    config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat(form))
+    with pytest.raises(ConfigError, match=f"{form} is for the CPU; got device cuda:1"):
         loader.load_model(config)
