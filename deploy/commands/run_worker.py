@@ -22,6 +22,7 @@ from baton.deploy.config_from import device_from, engine_from
 from baton.deploy.errors import EngineLostError, StartError
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import verify_from
+from baton.deploy.process.gpu_claim import claimed_gpus
 from baton.deploy.process.tuning import keep_freed_memory, keep_what_is_loaded, switch_often
 from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
@@ -62,8 +63,9 @@ def run_worker(
         config = _worker_config(role, host, engine_config, options)
         if warning := address_warning(config):
             console.print(warning, style="yellow", soft_wrap=True)
-        local = StandaloneWorker(config, Engine.load(engine_config), clients)
-        asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
+        with claimed_gpus(engine_config, options["worker_id"]):
+            local = StandaloneWorker(config, Engine.load(engine_config), clients)
+            asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
     except StoppedError as err:
         raise EngineLostError(str(err)) from err
     except (ConfigError, RankError) as err:
