@@ -12,6 +12,8 @@ import pytest
 from clients.replies import said_by, said_in
 from clients.scenarios import call, thought
 from conversation_draws import TOOLS, Json
+from engine.engines import PAGE, assert_clean, greedy, make_engine
+from engine.hash_model import VOCAB, HashModel, hash_config
 from prompt_model import CHAT, MESSAGES, RESPONSES, Model, made_model, template_named
 
 ANSWERS = [
@@ -96,10 +98,10 @@ def add_responses(turns: list[Any], reply: Json) -> None:
 ADD = {CHAT: add_chat, MESSAGES: add_messages, RESPONSES: add_responses}
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-async def test_each_prompt_begins_with_the_turn_before(path: str, model: Model) -> None:
+async def played(path: str, model: Model) -> list[tuple[list[int], list[int]]]:
+    """Send the ten turns; return the ids of each prompt, and those of its answer."""
     body, turns = first_body(path)
-    cached: list[int] = []  # the tokens whose state the turn before left
+    found = []
     with model.prompts() as prompts:
         for answer in ANSWERS:
             prompts.backend.says = answer
@@ -107,13 +109,45 @@ async def test_each_prompt_begins_with_the_turn_before(path: str, model: Model) 
             assert reply.status_code == 200, reply.text
             assert said_in(path, reply.text) == said_by(answer)
             ids = list(prompts.backend.seen[-1].prompt_ids)
-            assert ids[: len(cached)] == cached
-            assert len(ids) > len(cached)
-            cached = ids + model.tokenizer.encode(answer, add_special_tokens=False)
+            found.append((ids, model.tokenizer.encode(answer, add_special_tokens=False)))
             ADD[path](turns, reply.json())
             if not said_by(answer).calls:
                 turns.append({"role": "user", "content": GO_ON})
         assert len(prompts.backend.seen) == 10
+    return found
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_each_prompt_begins_with_the_turn_before(path: str, model: Model) -> None:
+    cached: list[int] = []  # the tokens whose state the turn before left
+    for ids, answer in await played(path, model):
+        assert ids[: len(cached)] == cached
+        assert len(ids) > len(cached)
+        cached = ids + answer
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_each_turn_hits_what_the_turn_before_left_up_to_the_grid(
+    path: str, model: Model
+) -> None:
+    """The engine's model is another: its tokens are those of the API's, folded into a few."""
+    turns = [
+        tuple(tuple(3 + token % (VOCAB - 3) for token in part) for part in turn)
+        for turn in await played(path, model)
+    ]
+    longest = max(len(ids) + len(answer) for ids, answer in turns)
+    made = HashModel(hash_config(max_model_len=longest + 64, chunk=16))
+    engine = make_engine(made, pages=longest // PAGE + 20, chunk=64)
+    grid = engine.plan.grids.checkpoint
+    reached = 0  # tokens whose state the turn before left
+    for ids, answer in turns:
+        before = engine.counters.state_hit_tokens
+        engine.generate([ids], greedy(1))
+        assert engine.counters.state_hit_tokens - before == reached // grid * grid
+        engine.generate([ids + answer], greedy(1))  # as if the engine had written that answer
+        reached = len(ids) + len(answer)
+    assert reached > 20 * grid
+    assert_clean(engine)
 
 
 async def test_every_api_makes_the_same_prompts(model: Model) -> None:
