@@ -7,32 +7,23 @@ the runs.
 
 import asyncio
 import json
-import os
-import resource
-import signal
 import ssl
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from chaos.served import DEADLINE_S, serving
 from deploy.tiny_worker import TINY
 from https_certificates import TestAuthority
 
-from baton.api.server.connection_table import GRACE_S
+from baton.api.server.connection_table import GRACE_S, OPENING_S
 from baton.bench.checkpoints import write_checkpoint
-from baton.deploy.files.state_file import ClusterState
 
 pytestmark = pytest.mark.chaos
 
-START_S = 240.0
-DEADLINE_S = 120.0
 BODY = json.dumps({"prompt": [5, 6, 7, 8], "max_tokens": 2}).encode()
 ASK = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -47,53 +38,27 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
 
 
-def limit_files(most: int) -> None:
-    if most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@contextmanager
-def serving(tiny: Path, folder: Path, files: int, *options: str) -> Iterator[str]:
-    """Run `baton serve` with at most `files` descriptors a process; yield the router's URL. 0: as
-    many as there may be."""
-    words = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(tiny),
-             "--memory-gb", "0.25", "--threads", "1", "--http-port", "0", "--grpc-port", "0",
-             *options]  # fmt: skip
-    with subprocess.Popen(
-        words,
-        env=os.environ | {"TMPDIR": str(folder)},
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: limit_files(files),
-    ) as serve:
-        try:
-            until = time.monotonic() + START_S
-            while not (states := list(folder.glob("baton-*/*/state.json"))):
-                assert serve.poll() is None and time.monotonic() < until
-                time.sleep(0.1)
-            yield ClusterState(**json.loads(states[0].read_text())).http_urls[0]
-            serve.send_signal(signal.SIGTERM)
-            assert serve.wait(DEADLINE_S) == 0
-        finally:
-            serve.kill()
-
-
 async def ask(host: str, port: int, tls: ssl.SSLContext | None) -> str:
     """Return the status of one request's reply; otherwise, what happened instead."""
-    began, took_s = time.monotonic(), 0.0
+    began, asked_s = time.monotonic(), None
     try:
         async with asyncio.timeout(DEADLINE_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             try:
                 writer.write(ASK)
-                took_s = time.monotonic() - began
+                asked_s = time.monotonic() - began
                 reply = await reader.read()
             finally:
                 writer.close()
     except TimeoutError:
         return "hangs"
     except OSError as error:
-        return LATE if took_s > GRACE_S else type(error).__name__
-    return reply[9:12].decode() or "no reply"
+        if asked_s is None:  # in its handshake
+            return LATE if time.monotonic() - began > OPENING_S else type(error).__name__
+        return LATE if asked_s > GRACE_S else type(error).__name__
+    if not reply:  # the end of TLS came in order
+        return LATE if asked_s > GRACE_S else "no reply"
+    return reply[9:12].decode()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +73,8 @@ async def test_each_of_a_burst_gets_an_answer_or_its_refusal(
         options = ["--ssl-certfile", str(pair.certificate), "--ssl-keyfile", str(pair.key)]
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with serving(tiny, tmp_path, files, *options) as url:
+    with serving(tiny, tmp_path, *options, files=files) as served:
+        url = served.http_url
         address = httpx.URL(url)
         async with httpx.AsyncClient(base_url=url, verify=context or False) as client:
             info = (await client.get("/server_info")).json()

@@ -5,7 +5,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -184,15 +184,39 @@ async def test_so_do_those_of_replicas_that_verify_drafts(
         assert accepted_drafts(cluster)
 
 
-async def take_many(served: Served) -> None:
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+async def test_each_rank_of_each_worker_dies_and_hangs(
+    engine: EngineConfig, oracle: Oracle
+) -> None:
+    options = {"prefill": 2, "prefill_tp": 2, "decode_dp": 2, "decode_tp": 2}
+    with running(engine, **options) as cluster:
+        served = Served(cluster, engine, oracle)
+        await take_many(served, [*every_fault(served), *served.rng.sample(every_fault(served), 4)])
+
+
+Fault = tuple[str, int, signal.Signals]
+
+
+def every_fault(served: Served) -> list[Fault]:
+    """Return each rank of each worker, killed and stopped, in a random order."""
+    faults = [
+        (worker, rank, number)
+        for worker, each in sorted(served.workers().items())
+        for rank in range(len(each["rank_pids"]))
+        for number in (signal.SIGKILL, signal.SIGSTOP)
+    ]
+    served.rng.shuffle(faults)
+    return faults
+
+
+async def take_many(served: Served, faults: Sequence[Fault] = ()) -> None:
+    """Take ranks away under load. faults: none for `ROUNDS` random ones."""
     served.start()
-    for _ in range(ROUNDS):
-        workers = served.workers()
-        worker = served.rng.choice(sorted(workers))
-        rank = served.rng.randrange(len(workers[worker]["rank_pids"]))
-        number = served.rng.choice([signal.SIGKILL, signal.SIGSTOP])
-        print(f"{number.name} to rank {rank} of {worker}", flush=True)
-        await served.take(worker, rank, number)
+    chosen = faults or [served.rng.choice(every_fault(served)) for _ in range(ROUNDS)]
+    for number, (worker, rank, sent) in enumerate(chosen, 1):
+        print(f"{number}: {sent.name} to rank {rank} of {worker}", flush=True)
+        await served.take(worker, rank, sent)
     await served.stop()
 
 
