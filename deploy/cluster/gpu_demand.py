@@ -29,10 +29,11 @@ class GpuDemand:
 
     @property
     def sharers(self) -> int:
-        """Return the most workers that share a GPU."""
+        """Return the most workers that share a GPU, of those that are known."""
         if self.each is None or self.each >= 1:
             return 1
-        return int((1 + 1 / _STEPS) / self.each)
+        parts = int((1 + 1 / _STEPS) / self.each)
+        return min(parts, len(self.ranks) or parts)
 
     @property
     def divisible(self) -> bool:

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -167,6 +168,23 @@ def test_budgets_beyond_a_shared_gpu_are_refused(two_cards: pytest.MonkeyPatch) 
     config = EngineConfig(Path("m"), device="cuda", memory_bytes=40 << 30)
     with pytest.raises(StartError, match=r"2 workers share a GPU of 80 GiB.*most --memory-gb 39"):
         check_device(config, here=True, demand=shared)
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "most"), [(0.1, 2, 39), (0.25, 2, 39), (0.25, 3, 25), (0.4, 1, 79)]
+)
+def test_parts_that_nobody_takes_leave_their_memory_to_the_others(
+    two_cards: pytest.MonkeyPatch, each: float, workers: int, most: int
+) -> None:
+    card = SimpleNamespace(total_memory=80 << 30)
+    two_cards.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    demand = GpuDemand((1,) * workers, each)
+    assert demand.sharers == workers and demand.needed == 1
+    config = EngineConfig(Path("m"), device="cuda", memory_bytes=most << 30)
+    check_device(config, here=True, demand=demand)
+    config = EngineConfig(Path("m"), device="cuda", memory_bytes=most + 1 << 30)
+    with pytest.raises(StartError) if workers > 1 else nullcontext():
+        check_device(config, here=True, demand=demand)
 
 
 @pytest.mark.parametrize("command", ["serve", "worker"])
