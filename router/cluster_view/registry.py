@@ -84,8 +84,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             else:
                 self._check(report)
                 if report.HasField("status"):
-                    context = report.status.max_model_len
-                    self._table.contexts.check(worker.worker_id, context)
+                    self._table.check_context(worker, report.status.max_model_len)
             before = self._table.find(worker.worker_id)
             self._renew(worker, report)
             if not known:

@@ -230,6 +230,14 @@ class WorkerTable:
         self._publish(Change(None, worker))
         return worker
 
+    def check_context(self, worker: Worker, tokens: int) -> None:
+        """Note the context that a worker tells. Raises RequestError if others tell much more.
+
+        A registration that is no longer the valid one has no voice: nobody would take it away.
+        """
+        if self._current(worker) is not None:
+            self.contexts.check(worker.worker_id, tokens)
+
     def report(
         self,
         worker: Worker,

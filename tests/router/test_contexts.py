@@ -5,7 +5,10 @@ import random
 import pytest
 
 from baton.core.errors import RequestError
+from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.router.cluster_view.contexts import LEAST_CONTEXT, SET_ASIDE_S, Contexts
+from baton.router.cluster_view.worker_table import WorkerTable
 
 OWN = 4096
 
@@ -107,3 +110,23 @@ def test_what_is_less_than_the_least_is_refused_whatever_others_tell() -> None:
     assert contexts.least == LEAST_CONTEXT
     with pytest.raises(RequestError):
         contexts.check("p0", LEAST_CONTEXT - 1)
+
+
+def test_a_worker_whose_lease_is_over_has_no_voice_until_it_is_back() -> None:
+    table = WorkerTable(1.0, lambda: 0.0, OWN)
+    hello = Hello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        worker=WorkerIdentity(worker_id="d0", address="h:1", role=DECODE, incarnation=1),
+    )
+    worker = table.register(hello, 512)
+    table.check_context(worker, 600)
+    assert table.contexts.of_all() == 600
+    while table.workers():
+        table.tick()
+    table.check_context(worker, 512)  # on the stream that has not ended yet
+    table.remove(worker, "its stream ended")
+    assert table.contexts.of_all() == 0
+    table.register(hello, 700)
+    table.check_context(worker, 512)
+    assert table.contexts.of_all() == 700
