@@ -1,6 +1,7 @@
 """The gRPC server that clients connect to."""
 
 import asyncio
+import time
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,6 +26,9 @@ INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 PENDING_CALLS = 4096
 """Calls that may wait until the event loop takes them."""
+_TAKEN_S, _LOOK_S = 3.0, 0.1
+"""Seconds for which a port is tried that is taken, and those between two tries. Routers' ports are
+reserved before the start, and yet one start in several hundred found its port taken."""
 
 
 class GrpcServer:
@@ -84,17 +88,20 @@ class GrpcServer:
 
     def _listen(self, host: str, port: int, tls: ClientTls | None) -> int:
         address = join_host_port(host, port)
-        try:
-            if tls is None:
-                bound: int = self.server.add_insecure_port(address)
-            else:
-                bound = self.server.add_secure_port(address, tls.grpc_credentials())
-        except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen for gRPC on {host} port {port}: {error}; name another address, or "
-                "port 0 for any free one"
-            ) from error
-        return bound
+        until = time.monotonic() + _TAKEN_S
+        while True:
+            try:
+                if tls is None:
+                    return int(self.server.add_insecure_port(address))
+                return int(self.server.add_secure_port(address, tls.grpc_credentials()))
+            except RuntimeError as error:
+                if port and time.monotonic() < until:
+                    time.sleep(_LOOK_S)
+                    continue
+                raise ConfigError(
+                    f"cannot listen for gRPC on {host} port {port}: {error}; name another address, "
+                    "or port 0 for any free one"
+                ) from error
 
 
 def _bounds(guard: ClientGuard) -> dict[str, int]:

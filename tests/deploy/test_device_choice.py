@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.deploy.cluster.device_choice import chosen_device, unusable
+from baton.deploy.cluster.device_choice import ONE, chosen_device, unusable
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.preflight import check_device
 from baton.deploy.config_from import cluster_device_from
@@ -208,4 +208,4 @@ def test_8_bit_weights_are_refused_on_a_named_gpu(form: str) -> None:
     with pytest.raises(StartError, match=f"--weight-format {form} is for the CPU"):
         check_device(config, here=False)
     why = f"--weight-format {form} is for the CPU"
-    assert chosen_device("auto", WeightFormat(form), 1) == ("cpu", why)
+    assert chosen_device("auto", WeightFormat(form), ONE) == ("cpu", why, None)
