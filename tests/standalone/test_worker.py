@@ -55,6 +55,20 @@ async def test_a_second_request_hits_until_the_cache_is_flushed(
         assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 0
 
 
+@pytest.mark.parametrize("answers", [2, 4])
+async def test_a_prompt_of_several_answers_counts_once_and_hits_what_was_there_before(
+    tiny: Path, rng: random.Random, answers: int
+) -> None:
+    ids = prompt(rng, 5 * GRID + 3)
+    body = {"prompt": ids, "max_tokens": 3, "n": answers, "ignore_eos": True}
+    async with served(tiny) as client:
+        for hit in (0, 5 * GRID):
+            usage = (await client.http.post("/v1/completions", json=body)).json()["usage"]
+            assert usage["prompt_tokens"] == len(ids)
+            assert usage["completion_tokens"] == 3 * answers
+            assert usage["prompt_tokens_details"]["cached_tokens"] == hit
+
+
 async def test_a_request_hits_what_its_own_salt_has_cached(tiny: Path, rng: random.Random) -> None:
     ids = prompt(rng, 4 * GRID + 3)
     async with served(tiny) as client:
