@@ -4,6 +4,7 @@ from pathlib import Path
 
 import xxhash
 
+from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.transfer.fingerprint import layout_fingerprint
 from baton.transfer.memory.regions import Memory
@@ -14,13 +15,15 @@ SAMPLE_BYTES = 1 << 16
 def worker_fingerprint(config: EngineConfig, model: ModelConfig, memory: Memory) -> dict[str, str]:
     """Return this worker's fingerprint, which the handshake of every stream compares.
 
-    The layouts are those of the undivided model, also where each rank keeps a part.
+    The layouts are those of the undivided model, also where each rank keeps a part. Weights that
+    are rounded at load make another model; those kept as the files have them do not.
     """
+    rounded = " in int8" if config.weight_format is WeightFormat.INT8 else ""
     return layout_fingerprint(
         memory.slots,
         memory.pages,
         model=f"{model.family}, config {_config_hash(config.model)}",
-        weights=weights_hash(config.model),
+        weights=f"{weights_hash(config.model)}{rounded}",
         dtype=str(config.dtype).removeprefix("torch."),
         chunk_size=model.mamba_chunk_size,
         ranks=config.tp,

@@ -16,6 +16,7 @@ from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.family_table import read_config
+from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.handshake import check_fingerprint
 from baton.transfer.memory.regions import EngineMemory
@@ -24,12 +25,13 @@ from baton.worker.model_identity import worker_fingerprint
 CPU = torch.device("cpu")
 
 
-def fingerprint(folder: Path) -> dict[str, str]:
+def fingerprint(folder: Path, form: WeightFormat = WeightFormat.AUTO) -> dict[str, str]:
     model = read_config(folder, torch.bfloat16, torch.float32)
     slots = SlotLayout(model.recurrent, model.conv_dtype, model.ssm_dtype)
     pages = PageLayout(model.attention, 16, model.dtype)
     memory = EngineMemory(StatePool(slots, 2, CPU), PagePool(pages, 2, CPU))
-    return worker_fingerprint(EngineConfig(folder, dtype=torch.bfloat16), model, memory)
+    config = EngineConfig(folder, dtype=torch.bfloat16, weight_format=form)
+    return worker_fingerprint(config, model, memory)
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +64,13 @@ def test_an_fp8_checkpoint_and_its_original_are_two(pair: Pair, tmp_path: Path) 
     own = {"quantization": {"quant_algo": "FP8_PB_WO"}}
     (silent / "hf_quant_config.json").write_text(json.dumps(own))
     assert differing(silent, plain) == {"weights"}
+
+
+def test_weights_that_are_rounded_at_load_are_another_model(pair: Pair) -> None:
+    folder = pair.packed
+    given, rounded = fingerprint(folder), fingerprint(folder, WeightFormat.INT8)
+    assert {name for name in given if given[name] != rounded[name]} == {"weights"}
+    for form in (WeightFormat.MODEL, WeightFormat.FP8):  # other forms of the same values
+        assert fingerprint(folder, form) == given
+    with pytest.raises(IncompatibleError, match="in int8"):
+        check_fingerprint(given, rounded, "decode-0", "prefill-0")
