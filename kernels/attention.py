@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.native import signatures
+from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
 _MOST_PARTS = 16  # of a row's context: MOST_PARTS in native/attention_token.h
@@ -42,21 +42,20 @@ def kv_write_native(
     in float32 or bfloat16."""
     tokens, kv_heads, head_dim = k.shape
     native.call(
-        signatures.KvWriteArguments(
-            k=k,
-            v=v,
-            k_pool=k_pool,
-            v_pool=v_pool,
-            pages=token_pages,
-            offsets=token_offsets,
-            tokens=tokens,
-            width=kv_heads * head_dim,
-            k_stride=k.stride(0),
-            v_stride=v.stride(0),
-            page_stride=k_pool.stride(0),
-            dtype=signatures.DTYPES[k_pool.dtype],
-        ),
-        small=k.numel() < SMALL,
+        "kv_write",
+        k.numel() < SMALL,
+        k=k,
+        v=v,
+        k_pool=k_pool,
+        v_pool=v_pool,
+        pages=token_pages,
+        offsets=token_offsets,
+        tokens=tokens,
+        width=kv_heads * head_dim,
+        k_stride=k.stride(0),
+        v_stride=v.stride(0),
+        page_stride=k_pool.stride(0),
+        dtype=DTYPES[k_pool.dtype],
     )
 
 
@@ -109,27 +108,26 @@ def paged_attn_prefill_native(
     tokens, heads, head_dim = q.shape
     out = native.empty(tokens, heads, head_dim)
     native.call(
-        signatures.AttnPrefillArguments(
-            q=q,
-            k_pool=k_pool,
-            v_pool=v_pool,
-            tables=block_tables,
-            table_rows=table_rows,
-            starts=cu_seqlens_q,
-            kv_lens=kv_lens,
-            out=out,
-            rows=len(kv_lens_host),
-            tokens=tokens,
-            heads=heads,
-            kv_heads=k_pool.shape[2],
-            head_dim=head_dim,
-            page_size=k_pool.shape[1],
-            q_stride=q.stride(0),
-            page_stride=k_pool.stride(0),
-            table_stride=block_tables.stride(0),
-            dtype=signatures.DTYPES[k_pool.dtype],
-            scale=scale,
-        )
+        "attn_prefill",
+        q=q,
+        k_pool=k_pool,
+        v_pool=v_pool,
+        tables=block_tables,
+        table_rows=table_rows,
+        starts=cu_seqlens_q,
+        kv_lens=kv_lens,
+        out=out,
+        rows=len(kv_lens_host),
+        tokens=tokens,
+        heads=heads,
+        kv_heads=k_pool.shape[2],
+        head_dim=head_dim,
+        page_size=k_pool.shape[1],
+        q_stride=q.stride(0),
+        page_stride=k_pool.stride(0),
+        table_stride=block_tables.stride(0),
+        dtype=DTYPES[k_pool.dtype],
+        scale=scale,
     )
     return out
 
@@ -180,26 +178,25 @@ def paged_attn_decode_native(
     out = native.empty(rows, heads, head_dim)
     parts = parts_memory(native, rows, heads, head_dim)
     native.call(
-        signatures.AttnDecodeArguments(
-            q=q,
-            k_pool=k_pool,
-            v_pool=v_pool,
-            tables=block_tables,
-            table_rows=table_rows,
-            kv_lens=kv_lens,
-            out=out,
-            parts=parts,
-            rows=rows,
-            heads=heads,
-            kv_heads=k_pool.shape[2],
-            head_dim=head_dim,
-            page_size=k_pool.shape[1],
-            q_stride=q.stride(0),
-            page_stride=k_pool.stride(0),
-            table_stride=block_tables.stride(0),
-            dtype=signatures.DTYPES[k_pool.dtype],
-            scale=scale,
-        )
+        "attn_decode",
+        q=q,
+        k_pool=k_pool,
+        v_pool=v_pool,
+        tables=block_tables,
+        table_rows=table_rows,
+        kv_lens=kv_lens,
+        out=out,
+        parts=parts,
+        rows=rows,
+        heads=heads,
+        kv_heads=k_pool.shape[2],
+        head_dim=head_dim,
+        page_size=k_pool.shape[1],
+        q_stride=q.stride(0),
+        page_stride=k_pool.stride(0),
+        table_stride=block_tables.stride(0),
+        dtype=DTYPES[k_pool.dtype],
+        scale=scale,
     )
     return out
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.core.errors import InvariantError
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 
 _LINE = 16  # int32 words of a cache line
@@ -47,18 +46,17 @@ class Meeting:
 def all_reduce_native(native: Native, x: Tensor, meeting: Meeting) -> None:
     """Replace `x` by the sum of all ranks', the same bits on each. x: contiguous float32"""
     native.call(
-        signatures.AllReduceArguments(
-            x=x,
-            shared=meeting.shared,
-            state=meeting.state,
-            count=x.numel(),
-            rank=meeting.rank,
-            ranks=meeting.ranks,
-            capacity=meeting.capacity,
-            parent=meeting.parent,
-            limit=meeting.limit_s,
-        ),
-        small=True,
+        "all_reduce",
+        True,
+        x=x,
+        shared=meeting.shared,
+        state=meeting.state,
+        count=x.numel(),
+        rank=meeting.rank,
+        ranks=meeting.ranks,
+        capacity=meeting.capacity,
+        parent=meeting.parent,
+        limit=meeting.limit_s,
     )
 
 
@@ -74,19 +72,18 @@ def gather_columns_native(
         raise InvariantError(f"rows of {max(widths)} values, of which {meeting.capacity} have room")
     out = x if meeting.rank else native.empty(x.shape[0], sum(widths))
     native.call(
-        signatures.GatherColumnsArguments(
-            x=x,
-            out=out,
-            widths=on_device,
-            shared=meeting.shared,
-            state=meeting.state,
-            rows=x.shape[0],
-            rank=meeting.rank,
-            ranks=meeting.ranks,
-            capacity=meeting.capacity,
-            parent=meeting.parent,
-            limit=meeting.limit_s,
-        ),
-        small=True,
+        "gather_columns",
+        True,
+        x=x,
+        out=out,
+        widths=on_device,
+        shared=meeting.shared,
+        state=meeting.state,
+        rows=x.shape[0],
+        rank=meeting.rank,
+        ranks=meeting.ranks,
+        capacity=meeting.capacity,
+        parent=meeting.parent,
+        limit=meeting.limit_s,
     )
     return out

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.native import signatures
+from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.prompt_plan import PromptPlan, plan_prompts
 
@@ -196,26 +196,25 @@ def gated_conv_step_native(
     before, after, x = bcx.chunk(3, dim=-1)
     out = native.empty(bcx.shape[0], channels)
     native.call(
-        signatures.ConvStepArguments(
-            x=x,
-            before=before,
-            after=after,
-            taps=weight,
-            bias=bias,
-            pool=conv_pool,
-            read_slots=read_slots,
-            write_slots=write_slots,
-            has_initial=has_initial,
-            out=out,
-            rows=bcx.shape[0],
-            channels=channels,
-            x_stride=bcx.stride(0),
-            width=width,
-            pool_stride=conv_pool.stride(0),
-            dtype=signatures.DTYPES[conv_pool.dtype],
-            silu=0,
-        ),
-        small=out.numel() * width < SMALL,
+        "conv_step",
+        out.numel() * width < SMALL,
+        x=x,
+        before=before,
+        after=after,
+        taps=weight,
+        bias=bias,
+        pool=conv_pool,
+        read_slots=read_slots,
+        write_slots=write_slots,
+        has_initial=has_initial,
+        out=out,
+        rows=bcx.shape[0],
+        channels=channels,
+        x_stride=bcx.stride(0),
+        width=width,
+        pool_stride=conv_pool.stride(0),
+        dtype=DTYPES[conv_pool.dtype],
+        silu=0,
     )
     return out
 
@@ -272,31 +271,30 @@ def _native_prefill_of(native: Native, plan: PromptPlan, rows: RaggedRows) -> Ga
         before, after, x = bcx.chunk(3, dim=-1)
         out = native.empty(bcx.shape[0], channels)
         native.call(
-            signatures.ConvPrefillArguments(
-                x=x,
-                before=before,
-                after=after,
-                taps=weight,
-                bias=bias,
-                pool=conv_pool,
-                read_slots=rows.read_slots,
-                write_slots=rows.write_slots,
-                has_initial=rows.has_initial,
-                starts=plan.starts,
-                row_snapshots=plan.row_snapshots,
-                snapshot_ends=plan.snapshot_ends,
-                snapshot_slots=plan.snapshot_slots,
-                out=out,
-                rows=plan.rows,
-                tokens=bcx.shape[0],
-                channels=channels,
-                x_stride=bcx.stride(0),
-                width=width,
-                pool_stride=conv_pool.stride(0),
-                dtype=signatures.DTYPES[conv_pool.dtype],
-                silu=0,
-            ),
-            small=out.numel() * width < SMALL,
+            "conv_prefill",
+            out.numel() * width < SMALL,
+            x=x,
+            before=before,
+            after=after,
+            taps=weight,
+            bias=bias,
+            pool=conv_pool,
+            read_slots=rows.read_slots,
+            write_slots=rows.write_slots,
+            has_initial=rows.has_initial,
+            starts=plan.starts,
+            row_snapshots=plan.row_snapshots,
+            snapshot_ends=plan.snapshot_ends,
+            snapshot_slots=plan.snapshot_slots,
+            out=out,
+            rows=plan.rows,
+            tokens=bcx.shape[0],
+            channels=channels,
+            x_stride=bcx.stride(0),
+            width=width,
+            pool_stride=conv_pool.stride(0),
+            dtype=DTYPES[conv_pool.dtype],
+            silu=0,
         )
         return out
 

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
 
@@ -18,13 +17,14 @@ def swiglu_native(native: Native, gate_up: Tensor) -> Tensor:
     """Implement `Kernels.swiglu` natively, for contiguous float32."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = native.empty(rows, width)
-    arguments = signatures.SwiGluArguments(
+    native.call(
+        "swiglu",
+        gate_up.numel() < SMALL,
         gate_up=gate_up,
         out=out,
         rows=rows,
         width=width,
     )
-    native.call(arguments, small=gate_up.numel() < SMALL)
     return out
 
 
@@ -38,13 +38,14 @@ def geglu_native(native: Native, gate_up: Tensor) -> Tensor:
     """Implement `Kernels.geglu` natively, for contiguous float32."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = native.empty(rows, width)
-    arguments = signatures.GeGluArguments(
+    native.call(
+        "geglu",
+        gate_up.numel() < SMALL,
         gate_up=gate_up,
         out=out,
         rows=rows,
         width=width,
     )
-    native.call(arguments, small=gate_up.numel() < SMALL)
     return out
 
 
@@ -56,12 +57,13 @@ def relu2(x: Tensor) -> Tensor:
 def relu2_native(native: Native, x: Tensor) -> Tensor:
     """Implement `Kernels.relu2` natively, for contiguous float32."""
     out = native.empty(*x.shape)
-    arguments = signatures.Relu2Arguments(
+    native.call(
+        "relu2",
+        x.numel() < SMALL,
         x=x,
         out=out,
         size=x.numel(),
     )
-    native.call(arguments, small=x.numel() < SMALL)
     return out
 
 
@@ -85,16 +87,15 @@ def sigmoid_gated_native(native: Native, x: Tensor, gate: Tensor) -> Tensor:
     rows, width = x.shape
     out = native.empty(rows, width)
     native.call(
-        signatures.SigmoidGatedArguments(
-            x=x,
-            gate=gate,
-            out=out,
-            rows=rows,
-            width=width,
-            gate_stride=gate.stride(0),
-            single=int(gate.shape[1] == 1),
-        ),
-        small=out.numel() < SMALL,
+        "sigmoid_gated",
+        out.numel() < SMALL,
+        x=x,
+        gate=gate,
+        out=out,
+        rows=rows,
+        width=width,
+        gate_stride=gate.stride(0),
+        single=int(gate.shape[1] == 1),
     )
     return out
 
@@ -108,14 +109,15 @@ def add_scaled_native(native: Native, x: Tensor, y: Tensor, alpha: float) -> Ten
     """Implement `Kernels.add_scaled` natively, for contiguous float32."""
     out = native.empty(*x.shape)
     size = x.numel()
-    arguments = signatures.AddScaledArguments(
+    native.call(
+        "add_scaled",
+        size < SMALL,
         x=x,
         y=y,
         out=out,
         size=size,
         alpha=alpha,
     )
-    native.call(arguments, small=size < SMALL)
     return out
 
 
@@ -130,14 +132,15 @@ def scaled_native(native: Native, x: Tensor, factor: float) -> Tensor:
         return x
     out = native.empty(*x.shape)
     size = x.numel()
-    arguments = signatures.AddScaledArguments(
+    native.call(
+        "add_scaled",
+        size < SMALL,
         x=None,
         y=x,
         out=out,
         size=size,
         alpha=factor,
     )
-    native.call(arguments, small=size < SMALL)
     return out
 
 
@@ -150,7 +153,9 @@ def concat_native(native: Native, x: Tensor, y: Tensor) -> Tensor:
     """Implement `Kernels.concat` natively, for float32."""
     rows, x_width, y_width = x.shape[0], x.shape[1], y.shape[1]
     out = native.empty(rows, x_width + y_width)
-    arguments = signatures.ConcatArguments(
+    native.call(
+        "concat",
+        out.numel() < SMALL,
         x=x,
         y=y,
         out=out,
@@ -160,7 +165,6 @@ def concat_native(native: Native, x: Tensor, y: Tensor) -> Tensor:
         x_stride=x.stride(0),
         y_stride=y.stride(0),
     )
-    native.call(arguments, small=out.numel() < SMALL)
     return out
 
 
@@ -173,12 +177,13 @@ def select_rows_native(native: Native, x: Tensor, rows: Tensor) -> Tensor:
     """Implement `Kernels.select_rows` natively, for contiguous float32."""
     count, width = rows.shape[0], x.shape[1]
     out = native.empty(count, width)
-    arguments = signatures.SelectRowsArguments(
+    native.call(
+        "select_rows",
+        out.numel() < SMALL,
         x=x,
         rows=rows,
         out=out,
         count=count,
         width=width,
     )
-    native.call(arguments, small=out.numel() < SMALL)
     return out

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.kernels import huge_pages
 from baton.kernels.fp8_weight import Fp8Weight
-from baton.kernels.native import signatures
+from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
 # Rows, a multiple of 16, of a weight that are converted before they are packed.
@@ -183,20 +183,19 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
     native.call(
-        signatures.LinearArguments(
-            x=x,
-            weight=values,
-            scale=scales,
-            bias=bias,
-            y=y,
-            rounded=rounded,
-            rows=rows,
-            columns=columns,
-            outputs=weight.shape[0],
-            x_stride=x.stride(0),
-            dtype=signatures.DTYPES[values.dtype],
-        ),
-        small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
+        "linear",
+        rows * columns * weight.shape[0] < _SMALL_PRODUCT,
+        x=x,
+        weight=values,
+        scale=scales,
+        bias=bias,
+        y=y,
+        rounded=rounded,
+        rows=rows,
+        columns=columns,
+        outputs=weight.shape[0],
+        x_stride=x.stride(0),
+        dtype=DTYPES[values.dtype],
     )
     return y
 
@@ -214,28 +213,11 @@ def _multiply_packed(
     rounded = _rounded(native, x) if weight.dtype == torch.bfloat16 else None
     if isinstance(weight, Fp8Weight):
         native.call(
-            signatures.PackedFp8Arguments(
-                x=x,
-                weight=weight.values,
-                scale=weight.scales,
-                bias=bias,
-                y=y,
-                rounded=rounded,
-                rows=rows,
-                columns=columns,
-                outputs=weight.shape[0],
-                x_stride=x.stride(0),
-                y_stride=y.stride(0),
-                dtype=signatures.DTYPES[weight.dtype],
-                group=weight.group,
-            ),
-            small=small,
-        )
-        return
-    native.call(
-        signatures.PackedLinearArguments(
+            "packed_fp8",
+            small,
             x=x,
             weight=weight.values,
+            scale=weight.scales,
             bias=bias,
             y=y,
             rounded=rounded,
@@ -244,9 +226,24 @@ def _multiply_packed(
             outputs=weight.shape[0],
             x_stride=x.stride(0),
             y_stride=y.stride(0),
-            dtype=signatures.DTYPES[weight.dtype],
-        ),
-        small=small,
+            dtype=DTYPES[weight.dtype],
+            group=weight.group,
+        )
+        return
+    native.call(
+        "packed_linear",
+        small,
+        x=x,
+        weight=weight.values,
+        bias=bias,
+        y=y,
+        rounded=rounded,
+        rows=rows,
+        columns=columns,
+        outputs=weight.shape[0],
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        dtype=DTYPES[weight.dtype],
     )
 
 
@@ -287,20 +284,19 @@ def embedding_native(native: Native, ids: Tensor, table: Table, own: range | Non
         values, scales = table.values, None
     else:
         values, scales = weight_parts(table)
-    dtype = signatures.DTYPES[values.dtype]
+    dtype = DTYPES[values.dtype]
     native.call(
-        signatures.EmbeddingArguments(
-            ids=ids,
-            table=values,
-            scale=scales,
-            out=out,
-            rows=rows,
-            width=width,
-            dtype=dtype,
-            first=own.start if own is not None else 0,
-            count=table.shape[0],
-            packed=int(isinstance(table, PackedWeight)),
-        ),
-        small=rows * width < SMALL,
+        "embedding",
+        rows * width < SMALL,
+        ids=ids,
+        table=values,
+        scale=scales,
+        out=out,
+        rows=rows,
+        width=width,
+        dtype=dtype,
+        first=own.start if own is not None else 0,
+        count=table.shape[0],
+        packed=int(isinstance(table, PackedWeight)),
     )
     return out

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from baton.kernels.attention import gather_seen, parts_memory
 from baton.kernels.linear import linear_native
-from baton.kernels.native import signatures
+from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.rope import apply_rope
 from baton.kernels.scratch import EXPANDED_ON_CPU as _EXPANDED
@@ -38,18 +38,17 @@ def latent_write_native(
     bfloat16."""
     tokens, width = latents.shape
     native.call(
-        signatures.LatentWriteArguments(
-            latents=latents,
-            pool=pool,
-            pages=token_pages,
-            offsets=token_offsets,
-            tokens=tokens,
-            width=width,
-            latent_stride=latents.stride(0),
-            page_stride=pool.stride(0),
-            dtype=signatures.DTYPES[pool.dtype],
-        ),
-        small=latents.numel() < SMALL,
+        "latent_write",
+        latents.numel() < SMALL,
+        latents=latents,
+        pool=pool,
+        pages=token_pages,
+        offsets=token_offsets,
+        tokens=tokens,
+        width=width,
+        latent_stride=latents.stride(0),
+        page_stride=pool.stride(0),
+        dtype=DTYPES[pool.dtype],
     )
 
 
@@ -71,19 +70,18 @@ def apply_partial_rope_native(
     tail = x[..., x.shape[2] - rotated :]
     out = native.empty(rows, heads, rotated)
     native.call(
-        signatures.PartialRopeArguments(
-            x=tail,
-            cache=cache,
-            positions=positions,
-            out=out,
-            rows=rows,
-            heads=heads,
-            rotated=rotated,
-            x_stride=x.stride(0),
-            head_stride=x.stride(1),
-            interleaved=int(interleaved),
-        ),
-        small=out.numel() < SMALL,
+        "apply_partial_rope",
+        out.numel() < SMALL,
+        x=tail,
+        cache=cache,
+        positions=positions,
+        out=out,
+        rows=rows,
+        heads=heads,
+        rotated=rotated,
+        x_stride=x.stride(0),
+        head_stride=x.stride(1),
+        interleaved=int(interleaved),
     )
     return out
 
@@ -106,24 +104,23 @@ def mla_query_native(native: Native, plain: Tensor, rotated: Tensor, up: Tensor)
     tail, rank = rotated.shape[2], up.shape[2]
     out = native.empty(rows, heads, rank + tail)
     native.call(
-        signatures.MlaQueryArguments(
-            plain=plain,
-            rotated=rotated,
-            up=up,
-            out=out,
-            rows=rows,
-            heads=heads,
-            keys=keys,
-            values=up.shape[1] - keys,
-            rank=rank,
-            tail=tail,
-            plain_stride=plain.stride(0),
-            plain_head=plain.stride(1),
-            rotated_stride=rotated.stride(0),
-            rotated_head=rotated.stride(1),
-            dtype=signatures.DTYPES[up.dtype],
-        ),
-        small=rows * heads * keys * rank < SMALL,
+        "mla_query",
+        rows * heads * keys * rank < SMALL,
+        plain=plain,
+        rotated=rotated,
+        up=up,
+        out=out,
+        rows=rows,
+        heads=heads,
+        keys=keys,
+        values=up.shape[1] - keys,
+        rank=rank,
+        tail=tail,
+        plain_stride=plain.stride(0),
+        plain_head=plain.stride(1),
+        rotated_stride=rotated.stride(0),
+        rotated_head=rotated.stride(1),
+        dtype=DTYPES[up.dtype],
     )
     return out
 
@@ -142,20 +139,19 @@ def from_latent_native(native: Native, mean: Tensor, up: Tensor, key_rows: int) 
     rows, heads, rank = mean.shape
     values = up.shape[1] - key_rows
     out = native.empty(rows, heads, values)
-    dtype = signatures.DTYPES[up.dtype]
+    dtype = DTYPES[up.dtype]
     native.call(
-        signatures.FromLatentArguments(
-            mean=mean,
-            up=up,
-            out=out,
-            rows=rows,
-            heads=heads,
-            keys=key_rows,
-            values=values,
-            rank=rank,
-            dtype=dtype,
-        ),
-        small=rows * heads * values * rank < SMALL,
+        "from_latent",
+        rows * heads * values * rank < SMALL,
+        mean=mean,
+        up=up,
+        out=out,
+        rows=rows,
+        heads=heads,
+        keys=key_rows,
+        values=values,
+        rank=rank,
+        dtype=dtype,
     )
     return out
 
@@ -212,24 +208,23 @@ def mla_decode_native(
     out = native.empty(rows, 1, heads, rank)
     parts = parts_memory(native, rows, heads, rank)
     native.call(
-        signatures.MlaDecodeArguments(
-            q=q,
-            pool=pool,
-            tables=block_tables,
-            table_rows=table_rows,
-            kv_lens=kv_lens,
-            out=out,
-            parts=parts,
-            rows=rows,
-            heads=heads,
-            width=width,
-            rank=rank,
-            page_size=pool.shape[1],
-            page_stride=pool.stride(0),
-            table_stride=block_tables.stride(0),
-            dtype=signatures.DTYPES[pool.dtype],
-            scale=scale,
-        )
+        "mla_decode",
+        q=q,
+        pool=pool,
+        tables=block_tables,
+        table_rows=table_rows,
+        kv_lens=kv_lens,
+        out=out,
+        parts=parts,
+        rows=rows,
+        heads=heads,
+        width=width,
+        rank=rank,
+        page_size=pool.shape[1],
+        page_stride=pool.stride(0),
+        table_stride=block_tables.stride(0),
+        dtype=DTYPES[pool.dtype],
+        scale=scale,
     )
     return out
 
@@ -291,28 +286,27 @@ def mla_prefill_native(
         matrix = up[some].flatten(0, 1)
         expanded = linear_native(native, latents[:, :rank], matrix)
         native.call(
-            signatures.MlaPrefillArguments(
-                plain=plain[:, some],
-                rotated=rotated[:, some],
-                expanded=expanded,
-                latents=latents,
-                starts=cu_seqlens_q,
-                kv_lens=kv_lens,
-                out=out[:, some],
-                rows=len(kv_lens_host),
-                tokens=tokens,
-                heads=matrix.shape[0] // each,
-                keys=key_rows,
-                values=values,
-                rank=rank,
-                tail=rotated.shape[2],
-                plain_stride=plain.stride(0),
-                plain_head=plain.stride(1),
-                rotated_stride=rotated.stride(0),
-                rotated_head=rotated.stride(1),
-                out_stride=out.stride(0),
-                scale=scale,
-            )
+            "mla_prefill",
+            plain=plain[:, some],
+            rotated=rotated[:, some],
+            expanded=expanded,
+            latents=latents,
+            starts=cu_seqlens_q,
+            kv_lens=kv_lens,
+            out=out[:, some],
+            rows=len(kv_lens_host),
+            tokens=tokens,
+            heads=matrix.shape[0] // each,
+            keys=key_rows,
+            values=values,
+            rank=rank,
+            tail=rotated.shape[2],
+            plain_stride=plain.stride(0),
+            plain_head=plain.stride(1),
+            rotated_stride=rotated.stride(0),
+            rotated_head=rotated.stride(1),
+            out_stride=out.stride(0),
+            scale=scale,
         )
     return out
 
@@ -329,21 +323,20 @@ def _read_latents(
     page_size, width = pool.shape[1:]
     latents = native.empty(sum(kv_lens_host), width)
     native.call(
-        signatures.LatentReadArguments(
-            pool=pool,
-            tables=block_tables,
-            table_rows=table_rows,
-            kv_lens=kv_lens,
-            out=latents,
-            rows=len(kv_lens_host),
-            tokens=latents.shape[0],
-            width=width,
-            page_size=page_size,
-            page_stride=pool.stride(0),
-            table_stride=block_tables.stride(0),
-            dtype=signatures.DTYPES[pool.dtype],
-        ),
-        small=latents.numel() < SMALL,
+        "latent_read",
+        latents.numel() < SMALL,
+        pool=pool,
+        tables=block_tables,
+        table_rows=table_rows,
+        kv_lens=kv_lens,
+        out=latents,
+        rows=len(kv_lens_host),
+        tokens=latents.shape[0],
+        width=width,
+        page_size=page_size,
+        page_stride=pool.stride(0),
+        table_stride=block_tables.stride(0),
+        dtype=DTYPES[pool.dtype],
     )
     return latents
 

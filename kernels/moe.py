@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.kernels.elementwise import relu2, swiglu
 from baton.kernels.linear import Int8Weight, Weight, weight_parts
-from baton.kernels.native import signatures
+from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
 
@@ -26,15 +26,14 @@ def route_softmax_topk_native(
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteSoftmaxArguments(
-            logits=router_logits,
-            weights=weights,
-            chosen=chosen,
-            rows=rows,
-            experts=experts,
-            top_k=top_k,
-        ),
-        small=router_logits.numel() * top_k < SMALL,
+        "route_softmax",
+        router_logits.numel() * top_k < SMALL,
+        logits=router_logits,
+        weights=weights,
+        chosen=chosen,
+        rows=rows,
+        experts=experts,
+        top_k=top_k,
     )
     return weights, chosen
 
@@ -95,19 +94,18 @@ def route_softmax_grouped_native(
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteSoftmaxGroupedArguments(
-            logits=router_logits,
-            weights=weights,
-            chosen=chosen,
-            rows=rows,
-            experts=experts,
-            top_k=top_k,
-            groups=groups,
-            top_groups=top_groups,
-            normalised=int(normalised),
-            factor=factor,
-        ),
-        small=router_logits.numel() * top_k < SMALL,
+        "route_softmax_grouped",
+        router_logits.numel() * top_k < SMALL,
+        logits=router_logits,
+        weights=weights,
+        chosen=chosen,
+        rows=rows,
+        experts=experts,
+        top_k=top_k,
+        groups=groups,
+        top_groups=top_groups,
+        normalised=int(normalised),
+        factor=factor,
     )
     return weights, chosen
 
@@ -137,20 +135,19 @@ def route_sigmoid_grouped_native(
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteGroupedArguments(
-            logits=router_logits,
-            correction=correction,
-            weights=weights,
-            chosen=chosen,
-            rows=rows,
-            experts=experts,
-            top_k=top_k,
-            groups=groups,
-            top_groups=top_groups,
-            normalised=int(normalised),
-            factor=factor,
-        ),
-        small=router_logits.numel() * top_k < SMALL,
+        "route_grouped",
+        router_logits.numel() * top_k < SMALL,
+        logits=router_logits,
+        correction=correction,
+        weights=weights,
+        chosen=chosen,
+        rows=rows,
+        experts=experts,
+        top_k=top_k,
+        groups=groups,
+        top_groups=top_groups,
+        normalised=int(normalised),
+        factor=factor,
     )
     return weights, chosen
 
@@ -207,28 +204,27 @@ def _experts_native(
     outer, y = native.empty(rows * top_k, width), native.empty(rows, width)
     order = native.empty(rows * top_k + 2 * count + 2, dtype=torch.int64)
     native.call(
-        signatures.ExpertsArguments(
-            x=x,
-            weights=weights,
-            chosen=experts,
-            up=up,
-            down=down,
-            up_scale=up_scale,
-            down_scale=down_scale,
-            gathered=gathered,
-            activated=activated,
-            outer=outer,
-            order=order,
-            y=y,
-            rows=rows,
-            width=width,
-            inner=inner,
-            experts=count,
-            top_k=top_k,
-            x_stride=x.stride(0),
-            dtype=signatures.DTYPES[up.dtype],
-            gated=int(gated),
-        )
+        "experts",
+        x=x,
+        weights=weights,
+        chosen=experts,
+        up=up,
+        down=down,
+        up_scale=up_scale,
+        down_scale=down_scale,
+        gathered=gathered,
+        activated=activated,
+        outer=outer,
+        order=order,
+        y=y,
+        rows=rows,
+        width=width,
+        inner=inner,
+        experts=count,
+        top_k=top_k,
+        x_stride=x.stride(0),
+        dtype=DTYPES[up.dtype],
+        gated=int(gated),
     )
     return y
 

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 
 
@@ -55,7 +54,9 @@ def guess_ngrams_native(
     guesses = native.empty(count, most, dtype=torch.int64)
     found = native.empty(count, dtype=torch.int64)
     shortest, longest = sizes
-    arguments = signatures.GuessNgramsArguments(
+    native.call(
+        "guess_ngrams",
+        True,
         tokens=tokens,
         rows=rows,
         ends=ends,
@@ -68,5 +69,4 @@ def guess_ngrams_native(
         longest=longest,
         most=most,
     )
-    native.call(arguments, small=True)
     return guesses, found

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
 
@@ -20,17 +19,16 @@ def rms_norm_native(native: Native, x: Tensor, weight: Tensor, eps: float) -> Te
     heads = x.shape[1] if x.dim() == 3 else 1
     out = native.empty(*x.shape)
     native.call(
-        signatures.RmsNormArguments(
-            x=x,
-            weight=weight,
-            out=out,
-            rows=rows,
-            heads=heads,
-            width=width,
-            x_stride=x.stride(0),
-            eps=eps,
-        ),
-        small=out.numel() < SMALL,
+        "rms_norm",
+        out.numel() < SMALL,
+        x=x,
+        weight=weight,
+        out=out,
+        rows=rows,
+        heads=heads,
+        width=width,
+        x_stride=x.stride(0),
+        eps=eps,
     )
     return out
 
@@ -46,16 +44,15 @@ def square_sums_native(native: Native, x: Tensor, groups: int, group: int) -> Te
     """Implement `Kernels.square_sums` natively, for float32 x."""
     out = native.empty(x.shape[0], groups)
     native.call(
-        signatures.SquareSumsArguments(
-            x=x,
-            out=out,
-            rows=x.shape[0],
-            width=x.shape[1],
-            x_stride=x.stride(0),
-            groups=groups,
-            group=group,
-        ),
-        small=x.numel() < SMALL,
+        "square_sums",
+        x.numel() < SMALL,
+        x=x,
+        out=out,
+        rows=x.shape[0],
+        width=x.shape[1],
+        x_stride=x.stride(0),
+        groups=groups,
+        group=group,
     )
     return out
 
@@ -74,20 +71,19 @@ def norm_by_sums_native(
     """Implement `Kernels.norm_by_sums` natively, for float32 x."""
     out = native.empty(*x.shape)
     native.call(
-        signatures.NormBySumsArguments(
-            x=x,
-            sums=sums,
-            weight=weight,
-            out=out,
-            rows=x.shape[0],
-            width=x.shape[1],
-            x_stride=x.stride(0),
-            groups=sums.shape[1],
-            group=group,
-            whole=width,
-            eps=eps,
-        ),
-        small=x.numel() < SMALL,
+        "norm_by_sums",
+        x.numel() < SMALL,
+        x=x,
+        sums=sums,
+        weight=weight,
+        out=out,
+        rows=x.shape[0],
+        width=x.shape[1],
+        x_stride=x.stride(0),
+        groups=sums.shape[1],
+        group=group,
+        whole=width,
+        eps=eps,
     )
     return out
 

@@ -6,7 +6,6 @@ Channel `i` of the first half of the rotary part is paired with channel `i` of i
 import torch
 from torch import Tensor
 
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
 
@@ -36,17 +35,16 @@ def apply_rope_native(native: Native, x: Tensor, cache: Tensor, positions: Tenso
     rows, heads, head_dim = x.shape
     out = native.empty(rows, heads, head_dim)
     native.call(
-        signatures.RopeArguments(
-            x=x,
-            cache=cache,
-            positions=positions,
-            out=out,
-            rows=rows,
-            heads=heads,
-            head_dim=head_dim,
-            rotary=cache.shape[1],
-            x_stride=x.stride(0),
-        ),
-        small=out.numel() < SMALL,
+        "rope",
+        out.numel() < SMALL,
+        x=x,
+        cache=cache,
+        positions=positions,
+        out=out,
+        rows=rows,
+        heads=heads,
+        head_dim=head_dim,
+        rotary=cache.shape[1],
+        x_stride=x.stride(0),
     )
     return out

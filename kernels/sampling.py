@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.philox import vocabulary_uniform
 
@@ -143,7 +142,9 @@ def sample_tokens_native(
     rows, temperature = rows.contiguous(), temperature.contiguous()
     seeds, positions = seeds.contiguous(), positions.contiguous()
     top_k, top_p, min_p = (each.contiguous() for each in filters) if filters else (None,) * 3
-    arguments = signatures.SampleTokensArguments(
+    native.call(
+        "sample_tokens",
+        count == 1,
         logits=logits,
         rows=rows,
         temperature=temperature,
@@ -157,7 +158,6 @@ def sample_tokens_native(
         vocab=vocab,
         stride=logits.stride(0),
     )
-    native.call(arguments, small=count == 1)
     return tokens
 
 

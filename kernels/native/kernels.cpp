@@ -1,15 +1,16 @@
 // Kernels for a CPU: operations at which torch is slow when a batch has few rows.
 //
 // ABI: `baton_run` runs a list of operations, each a function and a pointer to its arguments. The
-// arguments are plain structs of pointers, 64-bit integers and doubles, which signatures.py mirrors;
-// layout.h exports their layout, which is compared when the library is loaded.
+// arguments are plain structs of pointers, 64-bit integers and doubles, whose layouts the list of
+// `baton_operations` has (layout.h): Python makes its structs from them.
 //
 // The list runs in one parallel region. Every thread enters every operation, and its loops
-// (`Team::each`) end when all of their work is done, so operation i is complete before i + 1 begins.
+// (`Team::each`) end when all of their work is done: operation i is complete before i + 1 begins.
 //
 // Activations are float32. Weights, KV and recurrent state may be bfloat16, weights also int8 with
-// a scale a row, or 8-bit floats with scales of blocks. Every sum is taken in an order that depends on the row's own sizes alone, never on
-// the number of rows or threads: a row's result is the same bits in every batch.
+// a scale a row, or 8-bit floats with scales of blocks. Every sum is taken in an order that depends
+// on the row's own sizes alone, never on the number of rows or threads: a row's result is the same
+// bits in every batch.
 #include <cstdint>
 #include <memory>
 
@@ -38,125 +39,135 @@
 #include "team.h"
 #include "tiles.h"
 
-extern "C" {
-
-OPERATION(linear, Linear,
+OPERATION(linear, Linear, NULLABLE(scale, bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
-OPERATION(packed_linear, PackedLinear,
+OPERATION(packed_linear, PackedLinear, NULLABLE(bias, rounded),
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype)
-OPERATION(packed_fp8, PackedFp8,
+OPERATION(packed_fp8, PackedFp8, NULLABLE(bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype,
           group)
-OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype, first, count, packed)
-OPERATION(rms_norm, RmsNorm, x, weight, out, rows, heads, width, x_stride, eps)
-OPERATION(square_sums, SquareSums, x, out, rows, width, x_stride, groups, group)
-OPERATION(norm_by_sums, NormBySums,
+OPERATION(embedding, Embedding, NULLABLE(scale),
+          ids, table, scale, out, rows, width, dtype, first, count, packed)
+OPERATION(rms_norm, RmsNorm, NONE, x, weight, out, rows, heads, width, x_stride, eps)
+OPERATION(square_sums, SquareSums, NONE, x, out, rows, width, x_stride, groups, group)
+OPERATION(norm_by_sums, NormBySums, NONE,
           x, sums, weight, out, rows, width, x_stride, groups, group, whole, eps)
-OPERATION(swiglu, SwiGlu, gate_up, out, rows, width)
-OPERATION(geglu, GeGlu, gate_up, out, rows, width)
-OPERATION(concat, Concat, x, y, out, rows, x_width, y_width, x_stride, y_stride)
-OPERATION(add_scaled, AddScaled, x, y, out, size, alpha)
-OPERATION(select_rows, SelectRows, x, rows, out, count, width)
-OPERATION(rope, Rope, x, cache, positions, out, rows, heads, head_dim, rotary, x_stride)
-OPERATION(kv_write, KvWrite,
+OPERATION(swiglu, SwiGlu, NONE, gate_up, out, rows, width)
+OPERATION(geglu, GeGlu, NONE, gate_up, out, rows, width)
+OPERATION(concat, Concat, NONE, x, y, out, rows, x_width, y_width, x_stride, y_stride)
+OPERATION(add_scaled, AddScaled, NULLABLE(x), x, y, out, size, alpha)
+OPERATION(select_rows, SelectRows, NONE, x, rows, out, count, width)
+OPERATION(rope, Rope, NONE, x, cache, positions, out, rows, heads, head_dim, rotary, x_stride)
+OPERATION(kv_write, KvWrite, NONE,
           k, v, k_pool, v_pool, pages, offsets, tokens, width, k_stride, v_stride, page_stride,
           dtype)
-OPERATION(attn_decode, AttnDecode,
+OPERATION(attn_decode, AttnDecode, NULLABLE(parts),
           q, k_pool, v_pool, tables, table_rows, kv_lens, out, parts, rows, heads, kv_heads,
-          head_dim,          page_size, q_stride, page_stride, table_stride, dtype, scale)
-OPERATION(attn_prefill, AttnPrefill,
+          head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
+OPERATION(attn_prefill, AttnPrefill, NONE,
           q, k_pool, v_pool, tables, table_rows, starts, kv_lens, out, rows, tokens, heads,
           kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
-OPERATION(relu2, Relu2, x, out, size)
-OPERATION(sigmoid_gated, SigmoidGated, x, gate, out, rows, width, gate_stride, single)
-OPERATION(route_softmax, RouteSoftmax, logits, weights, chosen, rows, experts, top_k)
-OPERATION(route_grouped, RouteGrouped,
+OPERATION(relu2, Relu2, NONE, x, out, size)
+OPERATION(sigmoid_gated, SigmoidGated, NONE, x, gate, out, rows, width, gate_stride, single)
+OPERATION(route_softmax, RouteSoftmax, NONE, logits, weights, chosen, rows, experts, top_k)
+OPERATION(route_grouped, RouteGrouped, NONE,
           logits, correction, weights, chosen, rows, experts, top_k, groups, top_groups,
           normalised, factor)
-OPERATION(route_softmax_grouped, RouteSoftmaxGrouped,
+OPERATION(route_softmax_grouped, RouteSoftmaxGrouped, NONE,
           logits, weights, chosen, rows, experts, top_k, groups, top_groups, normalised, factor)
-OPERATION(apply_partial_rope, PartialRope,
+OPERATION(apply_partial_rope, PartialRope, NONE,
           x, cache, positions, out, rows, heads, rotated, x_stride, head_stride, interleaved)
-OPERATION(latent_write, LatentWrite,
+OPERATION(latent_write, LatentWrite, NONE,
           latents, pool, pages, offsets, tokens, width, latent_stride, page_stride, dtype)
-OPERATION(mla_query, MlaQuery,
+OPERATION(mla_query, MlaQuery, NONE,
           plain, rotated, up, out, rows, heads, keys, values, rank, tail, plain_stride,
           plain_head, rotated_stride, rotated_head, dtype)
-OPERATION(mla_decode, MlaDecode,
+OPERATION(mla_decode, MlaDecode, NULLABLE(parts),
           q, pool, tables, table_rows, kv_lens, out, parts, rows, heads, width, rank, page_size,
           page_stride, table_stride, dtype, scale)
-OPERATION(latent_read, LatentRead,
+OPERATION(latent_read, LatentRead, NONE,
           pool, tables, table_rows, kv_lens, out, rows, tokens, width, page_size, page_stride,
           table_stride, dtype)
-OPERATION(mla_prefill, MlaPrefill,
+OPERATION(mla_prefill, MlaPrefill, NONE,
           plain, rotated, expanded, latents, starts, kv_lens, out, rows, tokens, heads, keys,
           values, rank, tail, plain_stride, plain_head, rotated_stride, rotated_head, out_stride,
           scale)
-OPERATION(from_latent, FromLatent, mean, up, out, rows, heads, keys, values, rank, dtype)
-OPERATION(experts, Experts,
+OPERATION(from_latent, FromLatent, NONE, mean, up, out, rows, heads, keys, values, rank, dtype)
+OPERATION(experts, Experts, NULLABLE(up_scale, down_scale),
           x, weights, chosen, up, down, up_scale, down_scale, gathered, activated, outer, order,
           y, rows, width, inner, experts, top_k, x_stride, dtype, gated)
-OPERATION(conv_step, ConvStep,
+OPERATION(conv_step, ConvStep, NULLABLE(bias, has_initial),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, out, rows,
           channels, x_stride, width, pool_stride, dtype, silu)
-OPERATION(conv_prefill, ConvPrefill,
+OPERATION(conv_prefill, ConvPrefill, NULLABLE(bias),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, starts,
           row_snapshots, snapshot_ends, snapshot_slots, out, rows, tokens, channels, x_stride,
           width, pool_stride, dtype, silu)
-OPERATION(delta_step, DeltaStep,
+OPERATION(delta_step, DeltaStep, NULLABLE(has_initial),
           qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
           write_slots, has_initial, convolved, y, rows, qkv_stride, z_stride, b_stride, a_stride,
           key_heads, heads, key_dim, value_dim, width, conv_stride, state_stride, conv_dtype,
           state_dtype, channelwise, silu_gate, eps)
-OPERATION(delta_prefill, DeltaPrefill,
+OPERATION(delta_prefill, DeltaPrefill, NONE,
           qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
           write_slots, has_initial, starts, row_snapshots, snapshot_ends, snapshot_slots,
           row_chunks, chunk_starts, chunk_slots, y, rows, tokens, qkv_stride, z_stride, b_stride,
           a_stride, key_heads, heads, key_dim, value_dim, width, conv_stride, state_stride,
           conv_dtype, state_dtype, channelwise, silu_gate, eps)
-OPERATION(mamba2_step, Mamba2Step,
+OPERATION(mamba2_step, Mamba2Step, NULLABLE(conv_bias, norm_weight, has_initial),
           zxbcdt, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
           read_slots, write_slots, has_initial, convolved, y, rows, stride, heads, head_dim,
           groups, d_state, width, conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last,
           dt_low, dt_high, eps)
-OPERATION(mamba2_prefill, Mamba2Prefill,
+OPERATION(mamba2_prefill, Mamba2Prefill, NULLABLE(conv_bias, norm_weight),
           zxbcdt, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
           read_slots, write_slots, has_initial, starts, row_chunks, chunk_starts, chunk_slots,
           row_snapshots, snapshot_ends, snapshot_slots, convolved, scores, y, rows, tokens,
           chunks, chunk, stride, heads, head_dim, groups, d_state, width, conv_stride, ssm_stride,
           conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
 
-OPERATION(guess_ngrams, GuessNgrams,
+OPERATION(guess_ngrams, GuessNgrams, NONE,
           tokens, rows, ends, guesses, found, count, stride, searched, shortest, longest, most)
 OPERATION(conv_tokens, ConvTokens,
+          NULLABLE(before, after, taps, bias, write_slots, has_initial, counts,
+                   track_slots, track_counts, kept, out),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, counts,
           track_slots, track_counts, kept, out, rows, tokens, channels, x_stride, width,
           pool_stride, kept_stride, dtype, silu, layers, x_layer, pool_layer)
 OPERATION(mamba2_tokens, Mamba2Tokens,
+          NULLABLE(z, conv_bias, norm_weight, write_slots, has_initial, counts,
+                   track_slots, track_counts, kept, y),
           inputs, z, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
           read_slots, write_slots, has_initial, counts, track_slots, track_counts, kept,
           convolved, y, rows, tokens, stride, kept_stride, heads, head_dim, groups, d_state, width,
           conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last, layers, input_layer,
           conv_layer, ssm_layer, dt_low, dt_high, eps)
 OPERATION(delta_tokens, DeltaTokens,
+          NULLABLE(z, write_slots, has_initial, counts, track_slots, track_counts, kept,
+                   y),
           qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
           write_slots, has_initial, counts, track_slots, track_counts, kept, convolved, y, rows,
           tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
           key_dim, value_dim, width, conv_stride, state_stride, conv_dtype, state_dtype,
           channelwise, silu_gate, layers, input_layer, conv_layer, state_layer, eps)
 
-OPERATION(all_reduce, AllReduce, x, shared, state, count, rank, ranks, capacity, parent, limit)
-OPERATION(gather_columns, GatherColumns,
+OPERATION(all_reduce, AllReduce, NONE,
+          x, shared, state, count, rank, ranks, capacity, parent, limit)
+OPERATION(gather_columns, GatherColumns, NONE,
           x, out, widths, shared, state, rows, rank, ranks, capacity, parent, limit)
 
-OPERATION(sample_tokens, SampleTokens,
+OPERATION(sample_tokens, SampleTokens, NULLABLE(top_k, top_p, min_p),
           logits, rows, temperature, seeds, positions, top_k, top_p, min_p, tokens, count, vocab,
           stride)
+
+extern "C" {
 
 struct Operation {
   void (*run)(const void*, void*);
   const void* arguments;
 };
+
+const Exported* baton_operations() { return exported; }
 
 int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
 #ifdef BATON_DOT_BF16

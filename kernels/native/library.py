@@ -6,10 +6,11 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from baton.core.errors import InvariantError
+from baton.kernels.native.arguments import Arguments, exported
 from baton.kernels.native.build import BuildError, build
-from baton.kernels.native.layout import check_layout
-from baton.kernels.native.signatures import OPERATIONS, Arguments
 
 
 class Operation(ctypes.Structure):
@@ -24,8 +25,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
-        for arguments in OPERATIONS:
-            check_layout(loaded, arguments)
+        self._arguments = exported(loaded)
         self._run = loaded.baton_run
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run.restype = None
@@ -38,14 +38,17 @@ class Library:
         self.tiles = bool(loaded.baton_tiles())
         loaded.baton_wide_vectors.restype = ctypes.c_int64
         self.wide_vectors = bool(loaded.baton_wide_vectors())
-        self._functions = {
-            kind.operation: ctypes.cast(getattr(loaded, f"baton_{kind.operation}"), ctypes.c_void_p)
-            for kind in OPERATIONS
-        }
+
+    def arguments(self, operation: str, values: dict[str, Tensor | float | None]) -> Arguments:
+        """Return the arguments of the operation that is called so; see `Arguments`."""
+        kind = self._arguments.get(operation)
+        if kind is None:
+            raise InvariantError(f"there is no native operation {operation!r}")
+        return kind(**values)
 
     def bind(self, arguments: Arguments) -> Operation:
         """Return the operation with its arguments, which the caller keeps alive."""
-        return Operation(self._functions[arguments.operation], ctypes.addressof(arguments))
+        return Operation(arguments.function, ctypes.addressof(arguments))
 
     def run(
         self,

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.core.errors import BatonError
+from baton.kernels.native.arguments import Arguments
 from baton.kernels.native.library import Library, Operation
-from baton.kernels.native.signatures import Arguments
 from baton.kernels.native.workspace import Workspace
 
 T = TypeVar("T")
@@ -85,11 +85,13 @@ class Native:
             return self._workspace.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
 
-    def call(self, arguments: Arguments, small: bool = False) -> None:
-        """Run the operation, or append it to the recording.
+    def call(self, operation: str, small: bool = False, /, **values: Tensor | float | None) -> None:
+        """Run the operation that is called so, or append it to the recording.
 
-        small: the work is too little to wake other threads for
+        small: the work is too little to wake other threads for. values: of its arguments, by name;
+        see `Arguments`.
         """
+        arguments = self.library.arguments(operation, values)
         if self._recording is None:
             self.library.run(self.library.bind(arguments), 1, 1 if small else None)
         else:

@@ -1,22 +1,24 @@
-"""Arguments of native operations: built by keyword, and laid out as the library reads them."""
+"""Arguments of native operations: built by keyword, as the library's own structs are laid out."""
 
 import ctypes
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from baton.kernels.native import signatures
-from baton.kernels.native.build import BuildError, build
-from baton.kernels.native.layout import LayoutError, check_layout
-from baton.kernels.native.library import Library
-from baton.kernels.native.signatures import Arguments, ConcatArguments, EmbeddingArguments, _fields
+from baton.core.errors import InvariantError
+from baton.kernels.native.arguments import Arguments, exported
+from baton.kernels.native.build import SOURCE, BuildError, build
+
+Kinds = dict[str, type[Arguments]]
 
 
 @pytest.fixture(scope="module")
-def path() -> Path:
+def kinds() -> Kinds:
     try:
-        return build()
+        return dict(exported(ctypes.CDLL(str(build()))))
     except BuildError as error:
         pytest.skip(str(error))
 
@@ -27,81 +29,72 @@ def concat_values() -> dict[str, object]:
     return {"x": x, "y": y, "out": torch.zeros(2, 4), **sizes}
 
 
-def test_pointers_are_the_addresses_of_tensors():
+def test_pointers_are_the_addresses_of_tensors(kinds):
     values = concat_values()
-    made = ConcatArguments(**values)
+    made = kinds["concat"](**values)
     assert (made.x, made.out) == (values["x"].data_ptr(), values["out"].data_ptr())
     assert (made.rows, made.x_width, made.y_stride) == (2, 3, 1)
 
 
-def test_a_missing_name_is_refused():
+def test_a_missing_name_is_refused(kinds):
     values = concat_values()
     del values["y_width"]
-    with pytest.raises(TypeError, match=r"ConcatArguments is missing \['y_width'\]"):
-        ConcatArguments(**values)
+    with pytest.raises(TypeError, match=r"concat is missing \['y_width'\]"):
+        kinds["concat"](**values)
 
 
-def test_an_unknown_name_is_refused():
+def test_an_unknown_name_is_refused(kinds):
     with pytest.raises(TypeError, match=r"does not know \['z'\]"):
-        ConcatArguments(**concat_values(), z=1)
+        kinds["concat"](**concat_values(), z=1)
 
 
 @pytest.mark.parametrize("wrong", [None, 140000])
-def test_a_pointer_that_must_be_there_is_a_tensor(wrong):
-    with pytest.raises(TypeError, match=r"ConcatArguments\.y must be a tensor"):
-        ConcatArguments(**(concat_values() | {"y": wrong}))
+def test_a_pointer_that_must_be_there_is_a_tensor(kinds, wrong):
+    with pytest.raises(TypeError, match=r"y of concat must be a tensor"):
+        kinds["concat"](**(concat_values() | {"y": wrong}))
 
 
-def test_an_optional_pointer_may_be_absent():
-    ids, table, out = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1), torch.zeros(1, 1)
-    made = EmbeddingArguments(
-        ids=ids,
-        table=table,
-        scale=None,
-        out=out,
-        rows=1,
-        width=1,
-        first=0,
-        count=1,
-        packed=0,
-        dtype=0,
-    )
-    assert made.scale is None and made.table == table.data_ptr()
+def test_a_nullable_pointer_may_be_absent(kinds):
+    y, out = torch.ones(2), torch.zeros(2)
+    made = kinds["add_scaled"](x=None, y=y, out=out, size=2, alpha=0.5)
+    assert (made.x, made.y, made.alpha) == (None, y.data_ptr(), 0.5)
+    assert kinds["add_scaled"].nullable == {"x"}
 
 
-def test_every_optional_name_is_a_pointer():
-    for kind in signatures.OPERATIONS:
-        assert kind.optional <= set(kind._pointers), kind
-
-
-def test_every_struct_is_laid_out_as_the_librarys(path):
-    loaded = ctypes.CDLL(str(path))
-    for kind in signatures.OPERATIONS:
-        check_layout(loaded, kind)
-
-
-SWAPPED = _fields("y x out", "rows x_width y_width x_stride y_stride")
-SHORT = _fields("x y out", "rows x_width y_width x_stride")
-LONG = _fields("x y out", "rows x_width y_width x_stride y_stride more")
-RETYPED = _fields("x y out", "rows x_width y_width x_stride", "y_stride")
+def test_every_operation_of_the_table_is_exported_with_its_fields_in_order(kinds):
+    line = r"^OPERATION\((\w+), \w+,\s+(?:NONE|NULLABLE\([^)]+\)),\s+([^)]+)\)$"
+    table = dict(re.findall(line, SOURCE.read_text(), re.MULTILINE))
+    assert table.keys() == kinds.keys() and len(table) > 40
+    for name, listed in table.items():
+        assert [field for field, _ in kinds[name]._fields_] == listed.replace(",", " ").split()
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "listed, message",
     [
-        (SWAPPED, r"field 0 of Broken is 'y', a c_void_p at byte 0; the library's is 'x'"),
-        (SHORT, r"Broken has 7 fields in 56 bytes; the library's has 8 in 64"),
-        (LONG, r"Broken has 9 fields in 72 bytes; the library's has 8 in 64"),
-        (RETYPED, r"field 7 of Broken is 'y_stride', a c_double at byte 56; the library's is"),
+        ("NONE, x, y, rows", "the fields of Pair in another order"),
+        ("NONE, y, x", "lacks a field of Pair"),
+        ("NULLABLE(rows), y, x, rows", "a field of Pair may be null and is no pointer"),
+        ("NULLABLE(y, z), y, x, rows", "a field of Pair may be null and is no pointer"),
+        ("NULLABLE(x, y), y, x, rows", ""),
     ],
 )
-def test_a_struct_that_differs_from_the_librarys_is_named_when_it_is_loaded(
-    path, fields, message, monkeypatch
-):
-    class Broken(Arguments):
-        operation = "concat"
-        _fields_ = fields
+def test_a_wrong_line_of_the_table_does_not_compile(
+    listed: str, message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "table.cpp"
+    source.write_text(f"""
+struct Team;
+#include "layout.h"
+struct Pair {{ const float* y; float* x; int64_t rows; }};
+void pair(const Pair&, Team&) {{}}
+OPERATION(pair, Pair, {listed})
+""")
+    command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{SOURCE.parent}", str(source)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, message in found.stderr) == (int(bool(message)), True), found.stderr
 
-    monkeypatch.setattr("baton.kernels.native.library.OPERATIONS", (Broken,))
-    with pytest.raises(LayoutError, match=message):
-        Library(path)
+
+def test_an_operation_that_the_library_lacks_is_named(native) -> None:
+    with pytest.raises(InvariantError, match="no native operation 'tanh_gated'"):
+        native.call("tanh_gated")
