@@ -3,11 +3,19 @@
 from dataclasses import dataclass
 
 from baton.core.logs import LogFormat
+from baton.core.options import Group, option
 
 
+# fmt: off
 @dataclass(frozen=True)
 class TelemetryOptions:
     """Set once, from the command line; the same for the router and all workers."""
 
-    log_format: LogFormat = LogFormat.JSON
-    otlp_traces_endpoint: str | None = None  # URL of a collector, OTLP over gRPC; None: no traces
+    log_format: LogFormat = option(
+        LogFormat.JSON, Group.RECORDS, "Form of the lines in the logs of router and workers.")
+    otlp_traces_endpoint: str | None = option(
+        None, Group.RECORDS,
+        "OpenTelemetry collector that takes OTLP over gRPC, as http://127.0.0.1:4317, to which "
+        "router and workers send traces of requests. Needs `pip install 'baton-serve[otel]'`.",
+        metavar="URL")
+# fmt: on

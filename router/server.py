@@ -239,7 +239,7 @@ class RouterServer:
     def _request_dump(self, opening: contextlib.AsyncExitStack) -> RequestDump | None:
         """Return the dump that the config asks for, or None. Raises ConfigError."""
         config = self._config
-        if config.dump is None:
+        if config.dump.folder is None:
             return None
         dump = RequestDump.open(config.dump, config.model_id, self._clock)
         opening.push_async_callback(asyncio.to_thread, dump.close)

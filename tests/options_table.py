@@ -11,6 +11,7 @@ from baton.deploy.commands.router import router
 from baton.deploy.commands.scale import scale
 from baton.deploy.commands.serve import serve
 from baton.deploy.commands.worker import worker
+from baton.deploy.options.click_options import GroupedOption
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/options.md"
 BEGIN, END = "<!-- begin generated -->\n", "<!-- end generated -->\n"
@@ -18,20 +19,31 @@ HEAD = "| option | default | meaning |\n|---|---|---|\n"
 
 
 def tables() -> str:
-    """Return one Markdown table a command: after `serve` only where they differ."""
+    """Return the tables of `serve`, one a group, and one of each other command, whose last row
+    names the options that it has as `serve` has them.
+    """
     shared = rows(serve)
-    parts = [("baton serve", shared)]
+    groups = {option.group: "" for option in options(serve) if isinstance(option, GroupedOption)}
+    for option in options(serve):
+        if isinstance(option, GroupedOption):
+            groups[option.group] += row(option)
+    found = ["### baton serve\n\n"]
+    found += [f"#### {group.value}\n\n{HEAD}{table}\n" for group, table in groups.items()]
     for command in (router, worker, scale, restart, drain, doctor):
         own = {name: row for name, row in rows(command).items() if shared.get(name) != row}
-        parts.append((f"baton {command.name}", own))
-    found = [f"### {title}\n\n{HEAD}{''.join(table.values())}\n" for title, table in parts]
+        same = ", ".join(f"`{name}`" for name in rows(command) if name not in own)
+        last = f"| as `baton serve` has them | | {same} |\n" if same else ""
+        found.append(f"### baton {command.name}\n\n{HEAD}{''.join(own.values())}{last}\n")
     return "\n" + "".join(found)
+
+
+def options(command: click.Command) -> list[click.Option]:
+    return [param for param in command.params if isinstance(param, click.Option)]
 
 
 def rows(command: click.Command) -> dict[str, str]:
     """Return the rows of a command's options by name."""
-    options = [param for param in command.params if isinstance(param, click.Option)]
-    return {option.opts[0]: row(option) for option in options}
+    return {option.opts[0]: row(option) for option in options(command)}
 
 
 def row(option: click.Option) -> str:

@@ -9,9 +9,11 @@ from baton.core.role import Role
 from baton.core.telemetry_options import TelemetryOptions
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.identity import number_in
-from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
+from baton.rpc.lease import MIN_LEASE_MS
+from baton.rpc.lease_options import LeaseOptions
 from baton.transfer.channels import registry
 from baton.transfer.channels.names import AUTO
+from baton.transfer.channels.options import TransferOptions
 from baton.transfer.channels.trusted_network import TrustedNetwork
 from baton.worker.state_options import SendSnapshots, StateReturn
 
@@ -19,7 +21,7 @@ CHANNELS = (AUTO, *registry.NAMES)
 
 
 @dataclass(frozen=True)
-class WorkerConfig:
+class WorkerConfig(TransferOptions, LeaseOptions):
     """The settings of one worker. Raises ConfigError for an option that cannot work."""
 
     worker_id: str  # kept through restarts; a decode rank's ends with its number
@@ -31,10 +33,6 @@ class WorkerConfig:
     grpc_port: int = 0  # where its peers find it; 0: any free one
     routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
     credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
-    lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost
-    channel: str = AUTO  # how state travels; auto: the best that both ends have
-    nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
-    verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of profiles; None: no profile is made

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from baton.core.errors import ConfigError
+from baton.core.options import Group, Number, Whole, option
 
 MAX_BODY_BYTES = 32 << 20
 """The largest body of a request. A million tokens as text or as ids is under 8 MB."""
@@ -13,6 +14,7 @@ LEAST_IDLE = 64
 message has come, so with few places calls that begin together would end each other."""
 HEALTH = "/health"
 """The one path that is answered while a server sheds load."""
+_SECONDS = Number(0, above=True, unit="seconds")
 
 
 class Refusal(StrEnum):
@@ -33,29 +35,72 @@ class Refusal(StrEnum):
     KEY_GUESSES = "key_guesses"
 
 
+# fmt: off
 @dataclass(frozen=True)
 class ClientLimits:
     """The limits of one server's HTTP and gRPC ports. Set once, from the command line."""
 
-    header_s: float = 10.0  # from a connection, or a request's first byte, to the whole header
-    body_s: float = 60.0  # from the header to the last byte of the body
-    # An HTTP connection without a request is kept open so long: longer than by clients (httpx: 5 s)
-    # and proxies (usually 60 s), whose next request would meet its end.
-    idle_s: float = 75.0
-    # A gRPC connection without a call, and a call of health or reflection on which nothing is said,
-    # is kept open so long.
-    grpc_idle_s: float = 300.0
-    write_s: float = 30.0  # a client may leave what was sent to it unread so long
-    header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata
-    connections: int = 4096  # fewer where the process may not open so many files
-    client_connections: int | None = None  # of one address to a port; None: half of the port's
-    http_streams: int | None = None  # requests answered at once; None: one each connection
-    grpc_streams: int = 1024  # gRPC calls that are answered at once
-    client_grpc_streams: int | None = None  # of one address, and of one key; None: half of all
-    key_guesses_per_minute: int = 60  # refused keys of one address; then 429 instead of 401
-    # Proxies, addresses and networks with commas between, whose X-Forwarded-For is believed: it
-    # then is the address that key_guesses_per_minute counts. Empty: nobody's.
-    forwarded_allow_ips: str = ""
+    header_s: float = option(
+        10.0, Group.LIMITS,
+        "Most seconds from a connection, or a request's first byte, to the end of its header; then "
+        "408. Also for TLS and gRPC handshakes.", _SECONDS, names=("--header-timeout",))
+    body_s: float = option(
+        60.0, Group.LIMITS,
+        "Most seconds from a request's header to the end of its body; then 408.",
+        _SECONDS, names=("--body-timeout",))
+    # Longer than by clients (httpx: 5 s) and proxies (usually 60 s).
+    idle_s: float = option(
+        75.0, Group.LIMITS,
+        "Seconds that an HTTP connection without a request is kept open. Longer than clients and "
+        "proxies keep it, else requests meet its end.", _SECONDS, names=("--idle-timeout",))
+    grpc_idle_s: float = option(
+        300.0, Group.LIMITS,
+        "Seconds that a gRPC connection without a call is kept open, and a health watch or a "
+        "reflection stream on which nothing is said.", _SECONDS, names=("--grpc-idle-timeout",))
+    write_s: float = option(
+        30.0, Group.LIMITS,
+        "Most seconds that a client may leave an answer unread; then its connection is closed and "
+        "its request cancelled.", _SECONDS, names=("--write-timeout",))
+    header_bytes: int = option(
+        32 << 10, Group.LIMITS,
+        "Largest header of an HTTP request, and largest metadata of a gRPC call, in KiB; then "
+        "431.", Whole(1, 1024), names=("--max-header-kb",), factor=1 << 10)
+    connections: int = option(
+        4096, Group.LIMITS,
+        "Most connections of clients, a quarter of them over gRPC; fewer where `ulimit -n` allows "
+        "fewer. Beyond, idle ones are closed, else the answer is 503.",
+        Whole(16), names=("--max-connections",))
+    # Of one address to a port.
+    client_connections: int | None = option(
+        None, Group.LIMITS,
+        "Most HTTP connections of one address, and most gRPC connections; half of all when left "
+        "out. Beyond, its idle ones are closed, else the answer is 429.",
+        Whole(1), names=("--max-connections-per-client",))
+    http_streams: int | None = option(
+        None, Group.LIMITS,
+        "Most HTTP requests that are answered at once; one each connection when left out. Then "
+        "429.", Whole(1), names=("--max-http-streams",))
+    grpc_streams: int = option(
+        1024, Group.LIMITS,
+        "Most gRPC calls that are answered at once; then RESOURCE_EXHAUSTED. Half as many health "
+        "watches and reflection streams, and half as many calls whose message has not come, are "
+        "open besides; beyond, the longest idle one ends.",
+        Whole(1), names=("--max-grpc-streams",))
+    client_grpc_streams: int | None = option(
+        None, Group.LIMITS,
+        "Most gRPC calls of one address, and of one API key, that are answered at once; half of "
+        "all when left out. Half as many, at least 64, may be idle besides.",
+        Whole(1), names=("--max-grpc-streams-per-client",))
+    key_guesses_per_minute: int = option(
+        60, Group.LIMITS,
+        "Most requests a minute with an unknown API key, or none, that one address is told so; "
+        "then 429.", Whole(1), names=("--max-key-guesses",))
+    forwarded_allow_ips: str = option(
+        "", Group.LIMITS,
+        "Addresses or networks of proxies, with commas between. From them alone, X-Forwarded-For "
+        "says which address --max-key-guesses counts, and X-Forwarded-Proto how the client "
+        "connected.", metavar="IPS")
+    # fmt: on
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

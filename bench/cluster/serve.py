@@ -4,7 +4,6 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -27,15 +26,16 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.config_from import config_from
-from baton.deploy.options import cluster_options
+from baton.deploy.options.click_options import GroupedCommand, takes
+from baton.deploy.options.serve import ClusterArguments
 from baton.deploy.process.since_start import seconds_since_command
 from baton.engine.models.family_table import configured_model
 
 MOVED = "baton_worker_sent_bytes_total"
 
 
-@click.command("serve")
-@cluster_options
+@click.command("serve", cls=GroupedCommand)
+@takes(ClusterArguments)
 @click.option("--requests", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--concurrency", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--input-len", type=click.IntRange(1), default=512, show_default=True)
@@ -46,6 +46,7 @@ MOVED = "baton_worker_sent_bytes_total"
 @seed_option
 @json_option
 def serve(
+    arguments: ClusterArguments,
     requests: int,
     concurrency: int,
     input_len: int,
@@ -54,14 +55,13 @@ def serve(
     repeats: int,
     seed: int | None,
     json_wanted: bool,
-    **options: Any,
 ) -> None:
     """Send greedy streaming requests of fixed lengths over HTTP to a cluster started for this.
 
     start_s: from this command to the first token. idle_cpu_pct_max: the busiest worker process
     before the load. limits: the same requests in one bare engine, on one core and on all.
     """
-    config = config_from(options)
+    config = config_from(arguments)
     check_model(config.engine)
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 
@@ -30,18 +29,19 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.config_from import config_from
-from baton.deploy.options import cluster_options
+from baton.deploy.options.click_options import GroupedCommand, takes
+from baton.deploy.options.serve import ClusterArguments
 from baton.engine.models.family_table import configured_model
 
 _DIVIDE = click.Choice([str(2**power) for power in range(BLOCK.bit_length())])
 
 
-@click.command("trace")
+@click.command("trace", cls=GroupedCommand)
 @click.option("--trace", required=True,
               type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A JSON object a line, with timestamp (ms), input_length, output_length and "
               "hash_ids (of blocks of 512 tokens).")  # fmt: skip
-@cluster_options
+@takes(ClusterArguments)
 @click.option("--requests", type=click.IntRange(2), default=120, show_default=True,
               help="Requests, in whole conversations drawn at random.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,
@@ -57,6 +57,7 @@ _DIVIDE = click.Choice([str(2**power) for power in range(BLOCK.bit_length())])
 @seed_option
 @json_option
 def trace(
+    arguments: ClusterArguments,
     trace: Path,
     requests: int,
     rate: float,
@@ -66,7 +67,6 @@ def trace(
     repeats: int,
     seed: int | None,
     json_wanted: bool,
-    **options: Any,
 ) -> None:
     """Send a part of a trace to a cluster started for this, with its times of arrival, lengths and
     shared beginnings of prompts. Mooncake's published traces have the form.
@@ -74,7 +74,7 @@ def trace(
     limits: cached_share of one cache that forgets nothing. A peer's KEY_ratio is ours divided by
     the peer's, the median of the turns.
     """
-    config = config_from(options)
+    config = config_from(arguments)
     check_model(config.engine)
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")

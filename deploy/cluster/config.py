@@ -12,42 +12,28 @@ from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.member import Member
 from baton.deploy.demand.demand import NodePlacement
 from baton.deploy.errors import StartError
+from baton.deploy.options.access import StopOptions
+from baton.deploy.options.cluster import ClusterOptions
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.engine_options import check_ranks
 from baton.router.config import RouterConfig
-from baton.transfer.channels.names import AUTO
-from baton.worker.state_options import SendSnapshots, StateReturn
 
 
 @dataclass(frozen=True)
-class ClusterConfig:
-    """Settings of a cluster. Set once, from the command line or a test."""
+class ClusterConfig(ClusterOptions, StopOptions):
+    """The settings of a cluster: the operator's options, and what they are resolved to."""
 
     engine: EngineConfig  # of every worker; role-specific fields are overridden
     # Its lease is that of the workers too. Its model, its credentials and ports that are 0 are
     # overridden.
     router: RouterConfig = field(default_factory=lambda: RouterConfig(Path()))
     name: str = field(default_factory=new_name)  # by which commands find it
-    routers: int = 1  # each with its own ports; all have all workers
-    prefill: int = 1  # prefill workers
-    decode: int = 1  # groups of decode workers
-    decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
     prefill_tp: int = 1  # tensor-parallel ranks of each prefill worker: a process each
     decode_tp: int = 1  # and of each decode worker
-    threads: int | None = None  # compute threads of each worker; None: an even share of cores
-    channel: str = AUTO  # channel for state between workers
-    nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
     # The issuer of certificates, files or a folder of `baton certs`; None: the cluster's own.
     authority: AuthorityFiles | Path | None = None
-    verify: bool | None = None  # checksums of state; None: on, but off between GPUs
-    state_return: StateReturn = StateReturn.AUTO
-    send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of workers; None: no profile is made
-    ray_address: str | None = None  # None: a Ray of our own
     placement: NodePlacement = field(default_factory=NodePlacement)
-    worker_interface: str | None = None  # of workers on a joined Ray; None: their node's address
-    start_deadline_s: float = 600.0
-    drain_s: float = 5.0  # seconds for running requests at the stop
 
     def __post_init__(self) -> None:
         """Check name and counts. Raises StartError."""

@@ -1,11 +1,9 @@
 """A cluster in this process, as `baton serve` runs it."""
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
@@ -18,38 +16,33 @@ from baton.deploy.config_from import cluster_device_from, config_from
 from baton.deploy.errors import RayLostError, StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
+from baton.deploy.options.serve import ServeArguments
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop import StopWanted, exit_now, stop_on_signals
 from baton.deploy.terminal.progress import shown
 from baton.deploy.terminal.startup_banner import banner_of, print_banner
 
 
-def run_cluster(
-    console: Console,
-    options: dict[str, Any],
-    listen: Mapping[str, Any],
-    drain_s: float,
-    *,
-    detach: bool,
-    verbose: bool,
-) -> None:
+def run_cluster(console: Console, arguments: ServeArguments) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM, or leave it to itself.
 
-    options: values of `cluster_options`, by parameter name. listen: fields of RouterConfig that say
-    where clients reach it. detach: the cluster outlives this process. verbose: print the traceback
-    of a start that fails. Raises StartError.
+    Raises StartError.
     """
-    device = cluster_device_from(options)
-    given = {"device": device.name, "gpus_per_worker": device.gpus_per_worker}
-    config = config_from(options | given)
+    device = cluster_device_from(arguments)
+    config = config_from(arguments, device)
     if device.why:
         console.print(f"device: {device.name} ({device.why})", highlight=False, soft_wrap=True)
-    config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
+    config = replace(
+        config,
+        router=replace(config.router, **vars(arguments.listen)),
+        name=arguments.name or config.name,
+        drain_s=arguments.stop.drain_s,
+    )
     here = config.ray_address is None
     check_device(config.engine, here=here, demand=config.gpu_demand)
     check_model(config.engine, config.router.template)
     config = replace(config, engine=with_ends(config.engine, config.router.template))
-    if detach:
+    if arguments.detach:
         run_detached(console, config)
         return
     ray_watch = RayWatch()
@@ -68,7 +61,7 @@ def run_cluster(
                 supervisor.watch(partial(console.print, highlight=False, soft_wrap=True))
             console.print(f"stopping; requests have {config.drain_s:g} s to end")
     except StartError:
-        if verbose:
+        if arguments.verbose:
             console.print_exception()
         raise
     except RayLostError as err:

@@ -2,10 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import uvloop
 from rich.console import Console
@@ -15,27 +13,30 @@ from baton.core.errors import BatonError, StoppedError
 from baton.core.supervised import ProcessSupervisor
 from baton.deploy.config_from import router_from
 from baton.deploy.errors import StartError
+from baton.deploy.options.router import RouterArguments
 from baton.deploy.process.tuning import keep_what_is_loaded, switch_often
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer, router_credentials
 from baton.rpc.streams import first_of
 
 
-def run_router(
-    console: Console, folder: Path, options: dict[str, Any], listen: Mapping[str, Any]
-) -> None:
+def run_router(console: Console, folder: Path, arguments: RouterArguments) -> None:
     """Run one router until Ctrl-C or SIGTERM.
 
-    options: values of the options of `baton router`, by parameter name. listen: fields of
-    RouterConfig that say where clients reach it. Raises StartError.
+    folder: of the model. Raises StartError.
     """
     switch_often()
     try:
-        config = replace(router_from(folder, options), credentials=options["credentials"], **listen)
+        config = replace(
+            router_from(folder, arguments.router, arguments.client_tls),
+            credentials=arguments.credentials,
+            routers=arguments.routers,
+            **vars(arguments.listen),
+        )
         name = router_credentials(config).identity.name
         logs.set_up(config.telemetry.log_format, worker=name, role="router")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(console, config, options["drain"]))
+            runner.run(_serve(console, config, arguments.stop.drain_s))
     except BatonError as err:
         raise StartError(str(err)) from err
 

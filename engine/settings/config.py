@@ -8,23 +8,16 @@ from typing import Any
 
 import torch
 
-from baton.engine.layout.grids import Strategy
 from baton.engine.layout.layout import CacheShape, RecurrentShape
 from baton.engine.settings.choices import (
     CPU_MAX_RUNNING,
     CPU_MEMORY_FRACTION,
-    DRAFT_TOKENS,
     GPU_MAX_RUNNING,
     GPU_MEMORY_FRACTION,
-    HELD_FRACTION,
-    LAYER_GROUP_BYTES,
-    RANK_TIMEOUT_S,
-    TRACK_INTERVAL,
-    LoadFormat,
     MixedBudget,
     SpeculativeAlgorithm,
-    WeightFormat,
 )
+from baton.engine.settings.options import EngineOptions
 from baton.engine.settings.quantisation import UNQUANTISED, Quantisation
 from baton.kernels.kernel_choice import KernelChoice
 
@@ -86,8 +79,9 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """The engine's options. Set once, at start, from the command line.
+class EngineConfig(EngineOptions):
+    """The settings of one engine: the operator's options, and what depends on model and cluster.
+    Set once, at start.
 
     It has more than 20 fields because each option is one.
     """
@@ -96,50 +90,12 @@ class EngineConfig:
     dtype: torch.dtype = torch.float32
     ssm_dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    load_format: LoadFormat = LoadFormat.SAFETENSORS
-    weight_format: WeightFormat = WeightFormat.AUTO
-    page_size: int = 64
-    # Requests that decode at once; None: as many as the memory serves well, up to `most_running`.
-    max_running: int | None = None
-    chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
-    # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
-    prefill_beside_decode: int | MixedBudget | None = None
-    itl_target_s: float | None = None  # of steps with answers; None: see `MixedBudget.AUTO`
-    max_model_len: int | None = None  # None: the model's
-    memory_bytes: int | None = (
-        None  # a rank's budget for weights, pools, activations; None: by fraction
-    )
-    # Of what a machine has free at start, or of a card's whole memory; None: see `fraction`.
-    memory_fraction: float | None = None
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them and their ranks
     tickets: int = 0  # hand-offs that may be under way into this engine
     # Of the budget, for buffers in which transfers bring KV of other numbers of ranks together.
     staging_bytes: int = 0
-    # Of the pool, that hand-offs without a destination may hold.
-    held_fraction: float = HELD_FRACTION
-    # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a
-    # report costs about as much time as moving that many.
-    layer_group_bytes: int = LAYER_GROUP_BYTES
     threads: int | None = None  # compute threads, of all ranks together; None: torch's
     tp: int = 1  # tensor-parallel ranks of the replica, a process each
-    rank_timeout_s: float = RANK_TIMEOUT_S  # that a rank waits for the others in a step
-    kernels: KernelChoice = KernelChoice.AUTO
-    graphs: bool = True  # on a GPU, capture decode steps and replay them
-    prefix_caching: bool = True
-    mamba_scheduler_strategy: Strategy = Strategy.AUTO
-    # Tokens between the snapshots of a decoding row, at least.
-    mamba_track_interval: int = TRACK_INTERVAL
-    snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
-    canary: bool = False  # check that slots and pages hold what each step believes: for debugging
-    overlap: bool = True  # plan the next step while one runs
-    speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
-    # Tokens that a step verifies of a request: the newest, and guesses.
-    speculative_num_draft_tokens: int = DRAFT_TOKENS
-    # Tokens of other answers in which drafts are looked up; see `SharedTexts`. 0: none.
-    speculative_ngram_capacity: int = 0
-    cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
-    # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
-    mamba_full_memory_ratio: float | None = None
     # Tokens that end answers beside those of the model's folder: of --chat-template.
     end_ids: tuple[int, ...] = ()
 

@@ -7,13 +7,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self, TextIO
 
 from baton.api.backend import GenerateRequest
 from baton.core.errors import ConfigError
 from baton.core.supervised import child_thread
 from baton.router.dump.block_ids import BLOCK, BlockIds
+from baton.router.dump.dump_options import DumpOptions
 from baton.router.dump.request_record import (
     SUFFIX,
     DumpHeader,
@@ -27,16 +27,6 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 4096
 """Requests that wait to be written; further ones are left out and counted."""
 CLOSE_S = 10.0
-DEFAULT_MB = 256
-
-
-@dataclass(frozen=True)
-class DumpOptions:
-    """The options of a request dump, set at start from the command line."""
-
-    folder: Path
-    prompts: bool = False  # also prompts, and all sampling parameters
-    max_bytes: int = DEFAULT_MB << 20  # of one start's file; then it ends
 
 
 @dataclass(frozen=True)
@@ -73,16 +63,19 @@ class RequestDump:
     def open(cls, options: DumpOptions, model: str, clock: Callable[[], float]) -> Self:
         """Make the file, readable by this user alone. Raises ConfigError if that fails.
 
-        clock: monotonic, in seconds; that of `ended`.
+        options: with a folder. clock: monotonic, in seconds; that of `ended`.
         """
+        folder = options.folder
+        if folder is None:
+            raise ConfigError("a request dump has no place; name a folder that this user may write")
         at = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = options.folder / f"{at}-{secrets.token_hex(3)}{SUFFIX}"
+        path = folder / f"{at}-{secrets.token_hex(3)}{SUFFIX}"
         try:
-            options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot write a request dump to {options.folder}: {error.strerror}; name a "
+                f"cannot write a request dump to {folder}: {error.strerror}; name a "
                 "folder that this user may write"
             ) from error
         return cls(os.fdopen(made, "w"), model, options, clock)

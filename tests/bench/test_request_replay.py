@@ -13,7 +13,8 @@ from baton.core.errors import ConfigError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 from baton.router.dump.block_ids import BLOCK
-from baton.router.dump.request_dump import DumpOptions, RequestDump
+from baton.router.dump.dump_options import DumpOptions
+from baton.router.dump.request_dump import RequestDump
 from baton.router.dump.request_record import DumpHeader, RequestRecord
 
 VOCAB = 200

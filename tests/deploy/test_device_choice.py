@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from parsed_arguments import parse
 
-from baton.deploy.cluster.device_choice import ONE, chosen_device, unusable
+from baton.deploy.cluster.device_choice import ONE, ChosenDevice, chosen_device, unusable
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.cluster.preflight import check_device
 from baton.deploy.config_from import cluster_device_from
 from baton.deploy.errors import StartError
+from baton.deploy.options.serve import ClusterArguments
 from baton.deploy.process import gpu_driver
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
@@ -97,31 +99,32 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number(two_cards: pytest.Monk
         check_device(EngineConfig(Path("m"), device="cuda:2"), here=True)
 
 
-GIVEN: dict[str, Any] = {
-    "device": "auto", "weight_format": "model", "prefill": 1, "decode": 1, "decode_dp": 1,
-    "tp": 1, "prefill_tp": None, "decode_tp": None, "gpus_per_worker": None,
-    "ray_address": None,
-}  # fmt: skip
+def device_for(*words: str) -> ChosenDevice:
+    return cluster_device_from(parse(ClusterArguments, *words))
 
 
 def test_workers_share_gpus_where_there_are_fewer(two_cards: pytest.MonkeyPatch) -> None:
-    for more in ({}, {"decode": 9, "ray_address": "auto"}):
-        assert cluster_device_from(GIVEN | more) == ("cuda", "NVIDIA H100", None), more
-    for more, part in (({"decode": 2}, 0.5), ({"decode_dp": 3}, 0.5), ({"decode": 4}, 0.3333)):
-        device, why, each = cluster_device_from(GIVEN | more)
-        assert (device, each) == ("cuda", part), more
+    for words in ((), ("--decode", "9", "--ray-address", "auto")):
+        assert device_for(*words) == ("cuda", "NVIDIA H100", None), words
+    for option, value, part in (
+        ("--decode", 2, 0.5),
+        ("--decode-dp", 3, 0.5),
+        ("--decode", 4, 0.3333),
+    ):
+        device, why, each = device_for(option, str(value))
+        assert device == "cuda" and each == part, (option, value)
         assert re.match(r"NVIDIA H100; \d workers share a GPU and its memory", why)
     two_cards.setattr(torch.cuda, "device_count", lambda: 1)
-    device, why, each = cluster_device_from(GIVEN | {"device": "cuda"})
+    device, why, each = device_for("--device", "cuda")
     assert (device, each) == ("cuda", 0.5) and why.startswith("2 workers share a GPU")
-    assert cluster_device_from(GIVEN | {"decode": 15}).gpus_per_worker == 0.0625
+    assert device_for("--decode", "15").gpus_per_worker == 0.0625
 
 
 def test_ranks_have_a_gpu_each(two_cards: pytest.MonkeyPatch) -> None:
-    for more in ({"tp": 2}, {"prefill_tp": 2}, {"decode_tp": 2}):
-        device, why, each = cluster_device_from(GIVEN | more)
-        assert (device, each) == ("cpu", None), more
-        assert "one for each of their ranks, and 2 are here" in why, more
+    for option in ("--tp", "--prefill-tp", "--decode-tp"):
+        device, why, each = device_for(option, "2")
+        assert (device, each) == ("cpu", None), option
+        assert "one for each of their ranks, and 2 are here" in why, option
 
 
 @pytest.mark.parametrize(

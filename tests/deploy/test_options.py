@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner
 from deploy.wired import wired
 from https_certificates import TestAuthority
+from parsed_arguments import parse
 
 from baton.api.access.client_limits import ClientLimits
 from baton.api.access.keys import write_keys
@@ -27,12 +28,13 @@ from baton.deploy.commands import worker as worker_command
 from baton.deploy.config_from import config_from, engine_from
 from baton.deploy.demand.demand import Demand, NodePlacement
 from baton.deploy.errors import StartError
-from baton.deploy.options import cluster_options, engine_options
+from baton.deploy.options.model import EngineArguments
+from baton.deploy.options.serve import ClusterArguments
 from baton.engine.layout.grids import Strategy
 from baton.engine.settings.choices import DRAFT_TOKENS, MixedBudget
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
-from baton.router.dump.request_dump import DumpOptions
+from baton.router.dump.dump_options import DumpOptions
 from baton.text.template_options import TemplateOptions
 from baton.transfer.channels import registry
 from baton.transfer.errors import ChannelError
@@ -40,16 +42,7 @@ from baton.worker.config import SendSnapshots, StateReturn, WorkerConfig
 
 
 def parse_cluster(*words: str) -> ClusterConfig:
-    found: list[ClusterConfig] = []
-
-    @click.command()
-    @cluster_options
-    def command(**given: Any) -> None:
-        found.append(config_from(given))
-
-    result = CliRunner().invoke(command, ["--model", "m", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return found[0]
+    return config_from(parse(ClusterArguments, "--model", "m", *words))
 
 
 def test_what_is_left_out_is_the_engines_own_default() -> None:
@@ -194,16 +187,8 @@ def test_only_ranks_verify_drafts() -> None:
 
 
 def test_one_engine_is_described_by_the_same_options() -> None:
-    found: list[EngineConfig] = []
-
-    @click.command()
-    @engine_options
-    def command(**given: Any) -> None:
-        found.append(engine_from(given))
-
-    result = CliRunner().invoke(command, ["--model", "m", "--page-size", "32"])
-    assert result.exit_code == 0, result.output
-    assert found == [EngineConfig(Path("m"), page_size=32)]
+    arguments = parse(EngineArguments, "--model", "m", "--page-size", "32")
+    assert engine_from(arguments) == EngineConfig(Path("m"), page_size=32)
 
 
 def test_how_state_travels_is_told_to_every_worker() -> None:
@@ -401,7 +386,7 @@ def test_nodes_are_chosen_only_where_there_are_several(words: tuple[str, ...]) -
 def test_a_dump_has_its_options_or_there_is_none(tmp_path: Path) -> None:
     words = "--dump-requests", str(tmp_path), "--dump-prompts", "--dump-requests-mb", "2"
     assert wired(parse_cluster(*words)).router().dump == DumpOptions(tmp_path, True, 2 << 20)
-    assert wired(parse_cluster()).router().dump is None
+    assert wired(parse_cluster()).router().dump == DumpOptions()
     with pytest.raises(StartError, match="--dump-requests"):
         parse_cluster("--dump-prompts")
 

@@ -18,7 +18,6 @@ from https_certificates import TestAuthority
 
 from baton.bench.cluster.stream_client import RequestFailed, exchange
 from baton.cli.main import baton
-from baton.deploy.access_options import readable_on_the_way
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.trust import PinnedCertificate
@@ -27,6 +26,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import ClusterState, folder, process_named, published
+from baton.deploy.options.access import readable_on_the_way
 from baton.deploy.terminal.startup_banner import curl_line
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig

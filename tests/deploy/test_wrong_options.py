@@ -19,7 +19,7 @@ from baton.deploy.commands.router import router
 from baton.deploy.commands.serve import serve
 from baton.deploy.commands.worker import worker
 from baton.deploy.errors import DeployError
-from baton.deploy.number_types import TokensOrWord
+from baton.deploy.options.number_types import TokensOrWord
 
 COMMANDS = {"serve": serve, "worker": worker, "router": router}
 ANY_TEXT = {

@@ -18,7 +18,7 @@ from baton.engine.engine import Engine
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
-from baton.router.dump.request_dump import DumpOptions
+from baton.router.dump.dump_options import DumpOptions
 from baton.worker.config import StateReturn
 
 CHECKPOINT = "granite_dense_nope"

@@ -5,18 +5,17 @@ import random
 from pathlib import Path
 from typing import Any
 
-import click
 import httpx
 import huggingface_hub
 import pytest
-from click.testing import CliRunner
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from parsed_arguments import parse
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.config_from import engine_from
-from baton.deploy.options import engine_options
+from baton.deploy.options.model import EngineArguments
 from baton.engine.engine import Engine
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.config import EngineConfig
@@ -126,13 +125,5 @@ def test_weights_alone_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_the_command_line_takes_an_id(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    found: list[Path] = []
-
-    @click.command()
-    @engine_options
-    def command(**given: Any) -> None:
-        found.append(engine_from(given).model)
-
-    words = ["--model", ID, "--offline", "--revision", "fp32-old"]
-    CliRunner().invoke(command, words, catch_exceptions=False)
-    assert [path.name for path in found] == ["b" * 40]
+    arguments = parse(EngineArguments, "--model", ID, "--offline", "--revision", "fp32-old")
+    assert engine_from(arguments).model.name == "b" * 40

@@ -22,7 +22,8 @@ from baton.core.supervised import ProcessSupervisor
 from baton.proto.worker_pb2 import RequestTokens, StartRequest
 from baton.router.dump import request_dump
 from baton.router.dump.block_ids import BLOCK, BlockIds
-from baton.router.dump.request_dump import DumpOptions, RequestDump
+from baton.router.dump.dump_options import DumpOptions
+from baton.router.dump.request_dump import RequestDump
 from baton.router.dump.request_record import RequestRecord, parse_header
 from baton.router.server import RouterServer
 

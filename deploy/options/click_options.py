@@ -1,0 +1,189 @@
+"""The options of a command as click has them, made of the dataclasses that declare them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, EnumType
+from functools import wraps
+from pathlib import Path
+from types import UnionType
+from typing import Concatenate, ParamSpec, TypeVar, get_args, get_origin
+
+import click
+
+from baton.core.errors import ConfigError
+from baton.core.options import (
+    Declared,
+    File,
+    Folder,
+    Group,
+    Number,
+    ReadText,
+    TokensOr,
+    Whole,
+    Words,
+    all_in,
+    declared_in,
+    parts_of,
+)
+from baton.deploy.errors import StartError
+from baton.deploy.options.number_types import Finite, TokensOrWord
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class GroupedOption(click.Option):
+    """An option under one heading of the help."""
+
+    def __init__(self, names: Sequence[str], declared: Declared) -> None:
+        option, is_flag = declared.option, _is_flag(declared)
+        shown = None if option.required else _shown(declared)
+        super().__init__(
+            names,
+            type=None if is_flag else _click_type(declared),
+            default=shown,
+            show_default=option.shows_default and shown not in (None, "") and shown is not False,
+            help=option.help,
+            is_flag=is_flag,
+            multiple=get_origin(declared.kind) is tuple,
+            required=option.required,
+            metavar=option.metavar,
+            envvar=option.envvar,
+        )
+        self.group = option.group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has its options under headings, in the order of `Group`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options without a group first."""
+        rows: dict[Group | None, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                group = param.group if isinstance(param, GroupedOption) else None
+                rows.setdefault(group, []).append(record)
+        for group in (None, *Group):
+            if group in rows:
+                with formatter.section(group or "Options"):
+                    formatter.write_dl(rows[group])
+
+
+def takes(kind: type[T]) -> Callable[[Callable[Concatenate[T, P], None]], Callable[..., None]]:
+    """Give a command the options that a dataclass and its parts declare, by group and then in the
+    order of their declaration. The command gets the dataclass as its first argument.
+    """
+    order = list(Group)
+    options = sorted(_once(kind), key=lambda each: order.index(each.option.group))
+
+    def add(command: Callable[Concatenate[T, P], None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(*args: P.args, **values: P.kwargs) -> None:
+            declared = {each.key: values.pop(each.key) for each in options}
+            command(read_options(kind, declared), *args, **values)
+
+        for each in reversed(options):
+            run = click.option(*each.names, each.key, cls=GroupedOption, declared=each)(run)
+        return run
+
+    return add
+
+
+def read_options(kind: type[T], values: Mapping[str, object]) -> T:
+    """Return the dataclass that the options' values make.
+
+    values: as click gives them, by `Declared.key`; None where an option was left out. Raises
+    StartError.
+    """
+    made: dict[str, object] = {
+        name: read_options(part, values) for name, part in parts_of(kind).items()
+    }
+    for declared in declared_in(kind):
+        if values[declared.key] is not None:
+            made[declared.field] = _read(declared, values[declared.key])
+    try:
+        return kind(**made)
+    except ConfigError as err:
+        raise StartError(str(err)) from err
+
+
+def _once(kind: type) -> list[Declared]:
+    """Return all options, each once: several parts may have one, but only the same."""
+    found: dict[str, Declared] = {}
+    for declared in all_in(kind):
+        if found.setdefault(declared.key, declared).option != declared.option:
+            raise TypeError(f"{kind.__name__} declares {declared.names[0]} in two ways")
+    return list(found.values())
+
+
+def _kind(declared: Declared) -> object:
+    """Return the type of the field where it is set."""
+    parts = [part for part in get_args(declared.kind) if part is not type(None)]
+    return parts[0] if isinstance(declared.kind, UnionType) else declared.kind
+
+
+def _is_flag(declared: Declared) -> bool:
+    return declared.option.values is None and _kind(declared) is bool
+
+
+def _click_type(declared: Declared) -> click.ParamType[object]:
+    match declared.option.values:
+        case Whole(least, most):
+            return click.IntRange(least, most)
+        case Number() as number:
+            return Finite(number)
+        case TokensOr() as tokens:
+            return TokensOrWord(tokens)
+        case Words(meanings):
+            return click.Choice(list(meanings))
+        case File():
+            return click.Path(exists=True, dir_okay=False, path_type=Path)
+        case Folder():
+            return click.Path(file_okay=False, path_type=Path)
+        case ReadText():
+            return click.STRING
+    kind = _kind(declared)
+    if isinstance(kind, EnumType):
+        return click.Choice([str(each) for each in list[Enum](kind)])
+    if kind is int:
+        return click.INT
+    return Finite(Number()) if kind is float else click.STRING
+
+
+def _shown(declared: Declared) -> object:
+    """Return the default in the option's words and unit."""
+    default, values = declared.default, declared.option.values
+    if _is_flag(declared):
+        return False
+    if default == ():
+        return None
+    if isinstance(values, Words | TokensOr):
+        words = values.meanings if isinstance(values, Words) else values.words
+        return next((word for word, meaning in words.items() if meaning == default), None)
+    if isinstance(default, Enum):
+        return default.value
+    if isinstance(default, int | float) and declared.option.factor != 1:
+        in_its_unit = default / declared.option.factor
+        return int(in_its_unit) if isinstance(values, Whole) else in_its_unit
+    return default
+
+
+def _read(declared: Declared, value: object) -> object:
+    """Return the field's value for that of the option. Raises StartError."""
+    kind, values, factor = _kind(declared), declared.option.values, declared.option.factor
+    if isinstance(values, Words):
+        return values.meanings[str(value)]
+    if isinstance(values, ReadText):
+        try:
+            return values.read(str(value))
+        except (ConfigError, ValueError) as err:
+            raise StartError(f"{declared.names[0]}: {err}") from err
+    if isinstance(value, Path):
+        return value.absolute()
+    if isinstance(kind, EnumType):
+        return kind(value)
+    if _is_flag(declared):
+        return value is not declared.default  # a flag turns the default round
+    if isinstance(value, int | float) and factor != 1:
+        return round(value * factor) if kind is int else value * factor
+    return value

@@ -1,0 +1,51 @@
+"""The options of the commands that start a cluster."""
+
+from dataclasses import dataclass
+
+from baton.core.options import Group, option
+from baton.deploy.options.access import (
+    ClientTlsOptions,
+    ExposureOptions,
+    ListenOptions,
+    StopOptions,
+)
+from baton.deploy.options.cluster import AuthorityOptions, ClusterOptions, RankOptions
+from baton.deploy.options.model import EngineArguments
+from baton.deploy.options.placement import PlacementOptions
+from baton.deploy.options.records import ProfileOptions
+from baton.router.options import RouterOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterArguments:
+    """All options of a cluster but where clients reach it."""
+
+    engine: EngineArguments
+    cluster: ClusterOptions
+    ranks: RankOptions
+    router: RouterOptions
+    client_tls: ClientTlsOptions
+    placement: PlacementOptions
+    authority: AuthorityOptions
+    profiles: ProfileOptions
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class ServeArguments(ClusterArguments):
+    """All options of `baton serve`."""
+
+    listen: ListenOptions
+    exposure: ExposureOptions
+    stop: StopOptions
+    name: str | None = option(
+        None, Group.COMMAND,
+        "Name of the cluster, by which other commands find it; one is made up when left out.",
+        names=("--cluster",), metavar="NAME")
+    detach: bool = option(
+        False, Group.COMMAND,
+        "Return when the cluster serves, which then outlives this command and its terminal, until "
+        "`baton stop`.")
+    verbose: bool = option(
+        False, Group.COMMAND, "Print the whole traceback if the start fails.")
+# fmt: on

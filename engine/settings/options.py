@@ -1,0 +1,125 @@
+"""The options of an engine. Its import needs no torch."""
+
+from dataclasses import dataclass
+
+from baton.core.latency_target import LatencyTarget
+from baton.core.options import Group, Number, Whole, Words, option
+from baton.engine.layout.grids import Strategy
+from baton.engine.settings.choices import (
+    CPU_MAX_RUNNING,
+    CPU_MEMORY_FRACTION,
+    DRAFT_TOKENS,
+    GPU_MAX_RUNNING,
+    GPU_MEMORY_FRACTION,
+    HELD_FRACTION,
+    LAYER_GROUP_BYTES,
+    RANK_TIMEOUT_S,
+    TRACK_INTERVAL,
+    WINDOWS,
+    LoadFormat,
+    MixedBudget,
+    SpeculativeAlgorithm,
+    WeightFormat,
+)
+from baton.kernels.kernel_choice import KernelChoice
+
+
+# fmt: off
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(LatencyTarget):
+    """The options of one engine, each declared once."""
+
+    load_format: LoadFormat = option(
+        LoadFormat.SAFETENSORS, Group.MODEL,
+        "Source of the weights; dummy makes random ones, for measurements.")
+    weight_format: WeightFormat = option(
+        WeightFormat.AUTO, Group.MODEL,
+        "Storage of the matrices: model is --dtype; fp8 keeps those that the files have in FP8, "
+        "for CPUs; auto is fp8 where the CPU reads it, else model; int8 rounds to 8 bits at load.")
+    rank_timeout_s: float = option(
+        RANK_TIMEOUT_S, Group.INSIDE,
+        "Seconds that a rank waits for the others in a step; then its worker ends: "
+        "`baton serve` starts it again.", Number(1, unit="seconds"), names=("--rank-timeout",))
+    max_model_len: int | None = option(
+        None, Group.MEMORY,
+        "Most tokens of a prompt and its answer together; the model's limit when left out.",
+        Whole(2))
+    max_running: int | None = option(
+        None, Group.MEMORY,
+        f"Most requests that a worker runs at once; when left out {CPU_MAX_RUNNING} on a CPU and "
+        f"{GPU_MAX_RUNNING} on a GPU, or as many as its memory serves.", Whole(1))
+    memory_bytes: int | None = option(
+        None, Group.MEMORY,
+        "Memory of one worker in GiB, of each of its ranks with --tp; a share of the free memory "
+        "when left out.", Number(0, above=True), names=("--memory-gb",), factor=1 << 30)
+    memory_fraction: float | None = option(
+        None, Group.MEMORY,
+        "Part of the memory that workers take without --memory-gb: of what the machine has free, "
+        f"{CPU_MEMORY_FRACTION:g} when left out, for all workers on its CPUs; of a GPU's whole "
+        f"memory, as far as it is free, {GPU_MEMORY_FRACTION:g}, for all workers of a cluster "
+        "that share it.", Number(0, 1, above=True))
+    page_size: int = option(64, Group.MEMORY, "Tokens in one KV page.", Whole(1))
+    chunked_prefill_size: int | None = option(
+        None, Group.MEMORY,
+        "Most prompt tokens in one step; 512 on a CPU, 2048 on a GPU, when left out.", Whole(1))
+    prefill_beside_decode: int | MixedBudget | None = option(
+        None, Group.MEMORY,
+        "Most prompt tokens in a step in which requests decode, since their next tokens wait for "
+        "it. When left out, a decode worker takes as many as make the step about twice as long, "
+        "by measured speeds, and others as many as in other steps.", Whole(1))
+    held_fraction: float = option(
+        HELD_FRACTION, Group.MEMORY,
+        "Part of a prefill worker's pool that prompts may hold before a decode worker has room "
+        "for them.", Number(0, 1))
+    mamba_full_memory_ratio: float | None = option(
+        None, Group.MEMORY,
+        "Memory of state slots divided by memory of KV pages. When left out, cached snapshots get "
+        "half of what the running requests leave, at most 8 for each.", Number(0, above=True))
+    prefix_caching: bool = option(
+        True, Group.CACHE, "Compute every prompt from its first token.")
+    mamba_scheduler_strategy: Strategy = option(
+        Strategy.AUTO, Group.CACHE,
+        "Recurrent states that the prefix cache keeps: snapshots (extra_buffer) or final ones "
+        "(no_buffer).")
+    mamba_track_interval: int = option(
+        TRACK_INTERVAL, Group.CACHE, "Fewest tokens between two snapshots of an answer.", Whole(1))
+    snapshots_per_prefill: int | None = option(
+        None, Group.CACHE,
+        "Most snapshots of one chunk of a prompt; set by the memory budget when left out. 1 is "
+        "SGLang's behaviour.", Whole(1))
+    cached_snapshots: int | None = option(
+        None, Group.CACHE,
+        "Slots for the prefix cache's snapshots; set by the memory budget when left out.",
+        Whole(0))
+    speculative_algorithm: SpeculativeAlgorithm = option(
+        SpeculativeAlgorithm.OFF, Group.DRAFTS,
+        "Guess tokens and verify several in one step: ngram guesses what followed the same tokens "
+        "before; auto does where it pays, by what steps cost and how many guesses were right. "
+        "Answers stay the same.")
+    speculative_num_draft_tokens: int = option(
+        DRAFT_TOKENS, Group.DRAFTS,
+        "Tokens that one step verifies of a request: its newest and guesses.",
+        Words({str(window): window for window in WINDOWS[1:]}))
+    # Of other answers, in which drafts are looked up: see `SharedTexts`.
+    speculative_ngram_capacity: int = option(
+        0, Group.DRAFTS,
+        "Tokens of ended answers and their prompts, kept by each decode worker in up to 24 bytes "
+        "each, from which drafts of requests of the same API key and cache salt are guessed, too; "
+        "0: none.", Whole(0))
+    # A report on layers costs about as much time as moving so many bytes.
+    layer_group_bytes: int = option(
+        LAYER_GROUP_BYTES, Group.TRANSFER,
+        "Fewest bytes that one message about a prompt's finished layers covers.", Whole(1))
+    kernels: KernelChoice = option(
+        KernelChoice.AUTO, Group.DEBUGGING,
+        "Implementation of the kernels; auto takes the fastest that the device has.")
+    graphs: bool = option(
+        True, Group.DEBUGGING,
+        "On a GPU, launch the kernels of each decode step anew instead of replaying captured "
+        "steps: slower, for debugging, or where a capture fails.",
+        names=("--no-graphs", "--enforce-eager", "--disable-cuda-graph"))
+    overlap: bool = option(
+        True, Group.DEBUGGING, "Plan a step only after the one before it has ended.")
+    canary: bool = option(
+        False, Group.DEBUGGING, "Check at every step what slots and pages hold (debugging).")
+# fmt: on
