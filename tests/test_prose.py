@@ -10,6 +10,7 @@ import pytest
 from test_layout import MAY_IMPORT, ROOT
 
 MOST_WORDS = 90  # of a paragraph
+README_LINES = 130
 # Words that begin a fragment where a docstring should say what its subject is or does.
 FRAGMENT = re.compile(
     r"(The same|Of|Nothing|Again|What|Whether|Who|Which|How|Why|When|Where|Until|Not|Then|Also"
@@ -71,6 +72,11 @@ def test_no_paragraph_of_a_document_is_long(path: Path) -> None:
         if len(words) > MOST_WORDS
     ]
     assert not found, "\n".join(found)
+
+
+def test_the_readme_stays_a_first_page() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= README_LINES, "tables and options belong to docs/"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
