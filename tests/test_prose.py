@@ -1,6 +1,7 @@
 """The form of docstrings and documents: what STYLE asks for and a program can check."""
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -105,3 +106,41 @@ def test_files_that_a_document_names_exist(path: Path) -> None:
     rooms = "|".join([*MAY_IMPORT, "tests", "docs", "examples"])
     named = re.findall(rf"`((?:{rooms})/[\w/]+\.(?:py|md|proto|h|cpp))`", path.read_text())
     assert not {name for name in named if not (ROOT / name).exists()}
+
+
+PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+
+
+@functools.cache
+def definitions(path: Path) -> set[str]:
+    """Return the functions, classes, methods and constants of a file, as `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        found |= names_of(node)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for each in node.body for name in names_of(each)}
+    return found
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_functions_that_a_document_names_exist(path: Path) -> None:
+    """A place in code font, `room/file.py:Class.method`, is one."""
+    for file, name in PLACE.findall(path.read_text()):
+        assert (ROOT / file).exists() and name in definitions(ROOT / file), f"{file}:{name}"
+
+
+def test_the_life_of_a_token_names_a_function_at_each_step() -> None:
+    text = (ROOT / "docs" / "life-of-a-token.md").read_text()
+    steps = re.findall(r"^\| (\d+) \| ([^|]*) \|", text, flags=re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, 1 + len(steps)))
+    assert len(steps) > 40
+    assert all(PLACE.findall(where) for _, where in steps)

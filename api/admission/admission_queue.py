@@ -5,7 +5,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from enum import Enum, auto
 from math import inf
 from typing import Any
 
@@ -13,6 +12,7 @@ from baton.api.access.key_accounts import RESERVED_TOKENS
 from baton.api.admission.drain_rate import DrainRate
 from baton.api.admission.fair_queue import NOTHING, FairQueue, KeyName, Use, Waiting
 from baton.api.admission.key_limit import KeyLimit
+from baton.api.admission.place_step import PlaceStep, moved
 from baton.api.admission.room import Room
 from baton.api.admission.step_times import DecodeStepTimes
 from baton.api.backend import GenerateRequest
@@ -28,17 +28,6 @@ that is there when that is done."""
 PART_OF_TIMEOUT = 0.5
 """The part of its timeout that a request may wait for its turn. One that waited longer would often
 be cut off half-way, and its work would be lost."""
-
-
-class PlaceStep(Enum):
-    """A stage of a request. Each follows the one before; LEFT may follow any, and WAITING any but
-    LEFT: its rank was lost, or gave it back."""
-
-    WAITING = auto()
-    CALLED = auto()  # its turn has come, and it has no worker yet
-    PLACED = auto()  # a prefill worker has its prompt
-    ON_RANK = auto()  # its first token came, or its rank computes the prompt
-    LEFT = auto()
 
 
 @dataclass(frozen=True)
@@ -67,6 +56,10 @@ class QueuePlace:
         """Wait for the request's turn. Raises the `ApiError` that it was refused with."""
         await self._turn
 
+    def move(self, to: PlaceStep) -> None:
+        """Change the step. Raise InvariantError, unchanged, if its table has no such move."""
+        self.step = moved(self.step, to)
+
     @property
     def waits(self) -> bool:
         return self.step is PlaceStep.WAITING
@@ -93,7 +86,7 @@ class QueuePlace:
 
     def call(self) -> None:
         """Let the request go on. Does nothing if its client left meanwhile."""
-        self.step = PlaceStep.CALLED
+        self.move(PlaceStep.CALLED)
         if not self._turn.done():
             self._turn.set_result(None)
 
@@ -245,7 +238,7 @@ class AdmissionQueue:
         """Take a request back that had its turn. It may wait whatever the bounds, at no cost."""
         self._count(place, -1)
         self._add_use(place.waiting, -1)
-        place.step = PlaceStep.WAITING
+        place.move(PlaceStep.WAITING)
         place.waiting.begun = True
         if not self._queue:
             self._rate.begin()
@@ -259,7 +252,7 @@ class AdmissionQueue:
 
     def forget(self, place: QueuePlace) -> None:
         """Take a request out of the queue, as if it had never come."""
-        place.step = PlaceStep.LEFT
+        place.move(PlaceStep.LEFT)
         self._queue.remove(place.waiting)
         del self._places[place.waiting]
         if not self._queue:
@@ -268,7 +261,7 @@ class AdmissionQueue:
     def advance(self, place: QueuePlace, step: PlaceStep) -> None:
         """Record a step of a request that has had its turn."""
         self._count(place, -1)
-        place.step = step
+        place.move(step)
         self._count(place, 1)
         self.call_next()
 
@@ -278,7 +271,7 @@ class AdmissionQueue:
             return
         waiting = place.waiting
         self._count(place, -1)
-        place.step = PlaceStep.LEFT
+        place.move(PlaceStep.LEFT)
         del self._places[waiting]
         self._add_use(waiting, -1)
         used = waiting.prompt_tokens + output_tokens
