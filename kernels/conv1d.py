@@ -165,6 +165,20 @@ def causal_conv1d_update(
     return (F.silu(y, inplace=True) if silu else y).to(x.dtype)
 
 
+def conv_parts(bcx: Tensor, channels: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return B, C and x of a convolution's inputs; None for B and C where they are x alone."""
+    if bcx.shape[1] == channels:
+        return None, None, bcx
+    before, after, x = bcx.chunk(3, dim=-1)
+    return before, after, x
+
+
+def gated_inputs(bcx: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
+    """Return what a convolution takes, B * x, and C, or x and None; see `conv_parts`."""
+    before, after, x = conv_parts(bcx, channels)
+    return (x if before is None else before * x), after
+
+
 def gated_conv_step(
     bcx: Tensor,
     weight: Tensor,
@@ -175,9 +189,10 @@ def gated_conv_step(
     has_initial: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_step` in torch."""
-    before, after, x = bcx.chunk(3, dim=-1)
+    inputs, after = gated_inputs(bcx, weight.shape[0])
     slots = (read_slots, write_slots, has_initial)
-    return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
+    y = causal_conv1d_update(inputs, weight, bias, conv_pool, *slots, silu=False)
+    return y if after is None else after * y
 
 
 def gated_conv_step_native(
@@ -193,7 +208,7 @@ def gated_conv_step_native(
     """Implement `Kernels.gated_conv_step` natively, in one call, for float32 bcx; the pool in
     float32 or bfloat16."""
     channels, width = weight.shape
-    before, after, x = bcx.chunk(3, dim=-1)
+    before, after, x = conv_parts(bcx, channels)
     out = native.empty(bcx.shape[0], channels)
     native.call(
         "conv_step",
@@ -219,8 +234,8 @@ def gated_conv_step_native(
     return out
 
 
-# What a plan makes of one layer's bcx [T, 3 C], weight, bias and conv_pool (as in gated_conv_step):
-# C * convolution(B * x) [T, C], dtype of bcx.
+# What a plan makes of one layer's bcx [T, 3 C or C], weight, bias and conv_pool (as in
+# gated_conv_step): C * convolution(B * x) [T, C], dtype of bcx.
 GatedConvPrefill = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 # The same for the rows of a batch, once they are on the device.
 GatedConvRows = Callable[[RaggedRows], GatedConvPrefill]
@@ -242,10 +257,11 @@ def _gated_prefill_of(index: ConvIndex, rows: RaggedRows) -> GatedConvPrefill:
     slots = (rows.read_slots, rows.write_slots, rows.has_initial)
 
     def prefill(bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor) -> Tensor:
-        before, after, x = bcx.chunk(3, dim=-1)
-        return after * causal_conv1d_varlen(
-            before * x, weight, bias, *lens, conv_pool, *slots, index=index, silu=False
+        inputs, after = gated_inputs(bcx, weight.shape[0])
+        y = causal_conv1d_varlen(
+            inputs, weight, bias, *lens, conv_pool, *slots, index=index, silu=False
         )
+        return y if after is None else after * y
 
     return prefill
 
@@ -268,7 +284,7 @@ def plan_gated_conv_prefill_native(
 def _native_prefill_of(native: Native, plan: PromptPlan, rows: RaggedRows) -> GatedConvPrefill:
     def prefill(bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor) -> Tensor:
         channels, width = weight.shape
-        before, after, x = bcx.chunk(3, dim=-1)
+        before, after, x = conv_parts(bcx, channels)
         out = native.empty(bcx.shape[0], channels)
         native.call(
             "conv_prefill",

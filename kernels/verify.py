@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.kernels.conv1d import causal_conv1d_update, gated_conv_step
+from baton.kernels.conv1d import causal_conv1d_update, gated_conv_step, gated_inputs
 from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights, gated_delta_step
 from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import gated_delta_update
@@ -54,8 +54,7 @@ def gated_conv_verify(
     kept: Tensor,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify` in torch."""
-    before, _, x = bcx.chunk(3, dim=-1)
-    kept.copy_(before * x)
+    kept.copy_(gated_inputs(bcx, weight.shape[0])[0])
     walk = _Walk((conv_pool,), read_slots, has_initial)
     return walk.outputs(bcx, lambda at, slots: gated_conv_step(at, weight, bias, *slots))
 

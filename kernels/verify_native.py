@@ -4,6 +4,7 @@ baton.kernels.verify."""
 import torch
 from torch import Tensor
 
+from baton.kernels.conv1d import conv_parts
 from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 from baton.kernels.mamba2 import LARGEST_STEP, Mamba2Layers, Mamba2Weights
 from baton.kernels.native.arguments import DTYPES
@@ -59,7 +60,7 @@ def gated_conv_verify_native(
     kept: Tensor,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify` for float32 bcx; the pool in float32 or bfloat16."""
-    before, after, x = bcx.chunk(3, dim=-1)
+    before, after, x = conv_parts(bcx, weight.shape[0])
     out = native.empty(bcx.shape[0], weight.shape[0])
     native.call(
         "conv_tokens",

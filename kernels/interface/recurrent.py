@@ -36,7 +36,8 @@ class RecurrentKernels(ABC):
     ) -> Tensor:
         """Advance LFM2's gated convolution by one token a row: C * convolution(B * x), in float32.
 
-        bcx:         [B, 3 C] float: B, C and x, of C channels each
+        bcx:         [B, 3 C] float: B, C and x, of C channels each; or [B, C]: x alone, whose
+                     convolution is the result
         weight:      [C, W] float; the last column multiplies the newest input
         bias:        [C] float, or None
         conv_pool:   [slots, C, W - 1] float, strided over slots; written in place

@@ -56,7 +56,7 @@ class SpeculationKernels(ABC):
     ) -> Tensor:
         """Compute LFM2's gated convolution of Q tokens a row.
 
-        bcx:         [B Q, 3 C] float
+        bcx:         [B Q, 3 C] float, or [B Q, C], as in gated_conv_step
         weight, bias, conv_pool: as in gated_conv_step; the pool is not written
         read_slots:  [B] int64; 0 for padding rows
         has_initial: [B] bool; False: start from zeros, whatever the read slot holds. None: all True

@@ -96,10 +96,10 @@ OPERATION(from_latent, FromLatent, NONE, mean, up, out, rows, heads, keys, value
 OPERATION(experts, Experts, NULLABLE(up_scale, down_scale),
           x, weights, chosen, up, down, up_scale, down_scale, gathered, activated, outer, order,
           y, rows, width, inner, experts, top_k, x_stride, dtype, gated)
-OPERATION(conv_step, ConvStep, NULLABLE(bias, has_initial),
+OPERATION(conv_step, ConvStep, NULLABLE(before, after, bias, has_initial),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, out, rows,
           channels, x_stride, width, pool_stride, dtype, silu)
-OPERATION(conv_prefill, ConvPrefill, NULLABLE(bias),
+OPERATION(conv_prefill, ConvPrefill, NULLABLE(before, after, bias),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, starts,
           row_snapshots, snapshot_ends, snapshot_slots, out, rows, tokens, channels, x_stride,
           width, pool_stride, dtype, silu)

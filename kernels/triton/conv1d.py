@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows, SnapshotPlan
-from baton.kernels.conv1d import GatedConvRows
+from baton.kernels.conv1d import GatedConvRows, conv_parts
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.kernel import kernel
@@ -21,7 +21,7 @@ _TOKENS = 16  # of one program of a prompt
 STEP_CHANNELS = 256  # of one program of a decode step
 
 # What the inputs are multiplied with, and the outputs: [T, C], as far apart as the inputs.
-Gates = tuple[Tensor, Tensor] | tuple[None, None]
+Gates = tuple[Tensor | None, Tensor | None]
 
 
 def causal_conv1d_update(
@@ -140,7 +140,7 @@ def gated_conv_step(
     has_initial: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_step`, in one launch."""
-    before, after, x = bcx.chunk(3, dim=-1)
+    before, after, x = conv_parts(bcx, weight.shape[0])
     slots = (read_slots, write_slots, has_initial)
     return causal_conv1d_update(
         x, weight, bias, conv_pool, *slots, silu=False, gates=(before, after)
@@ -166,7 +166,7 @@ def plan_gated_conv_prefill(
 def _gated_prompts(
     tiles: "ConvTiles", bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor
 ) -> Tensor:
-    before, after, x = bcx.chunk(3, dim=-1)
+    before, after, x = conv_parts(bcx, weight.shape[0])
     return causal_conv1d_prompts(
         x, weight, bias, conv_pool, tiles, silu=False, gates=(before, after)
     )

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from baton.kernels.conv1d import conv_parts
 from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.triton.conv_tokens import commit_windows, convolve_and_commit, verify_conv
@@ -23,7 +24,7 @@ def gated_conv_verify(
     kept: Tensor,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify`, in one launch."""
-    before, after, x = bcx.chunk(3, dim=-1)
+    before, after, x = conv_parts(bcx, weight.shape[0])
     return verify_conv(
         x, weight, bias, conv_pool, read_slots, has_initial, silu=False, gates=(before, after),
         kept=kept,

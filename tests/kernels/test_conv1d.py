@@ -142,19 +142,20 @@ every_gated = pytest.mark.parametrize("plan", [gated_by_torch, gated_natively])
 @pytest.mark.parametrize(
     "lengths, prefixes", [*RAGGED, ([70, 0, 200], [3, 2, 0]), ([63, 40], [2, 5])]
 )
-def test_a_gated_convolution_of_prompts(plan, dtype, channels, width, lengths, prefixes):
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_gated_convolution_of_prompts(plan, dtype, channels, width, lengths, prefixes, gated):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = seeded(seed)
     batch = ragged_batch(lengths, prefixes, rng)
     snapshots = random_snapshots(batch, 1, rng)
-    bcx = strided(batch.tokens, 3 * channels, rng)
+    bcx = strided(batch.tokens, (3 if gated else 1) * channels, rng)
     weight = torch.randn(channels, width)
     bias = torch.randn(channels) if rng.random() < 0.5 else None
     pool = poisoned_pool(batch, (channels, width - 1), dtype)
     expected_pool = pool.clone()
     y = plan(batch, width, snapshots)(bcx, weight, bias, pool)
-    before, after, x = bcx.chunk(3, dim=1)
+    before, after, x = bcx.chunk(3, dim=1) if gated else (1.0, torch.ones(1), bcx)
     lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
     rows = (batch.read_slots, batch.write_slots, batch.has_initial, snapshots)
     summed = causal_conv1d_varlen_ref(

@@ -225,13 +225,14 @@ def test_attention_gives_padding_rows_zeros(native, rng):
 @pytest.mark.parametrize("channels, width", [(1, 2), (40, 4), (300, 3), (530, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("all_go_on", [False, True])
-def test_a_gated_convolution(native, rng, rows, channels, width, dtype, all_go_on):
+@pytest.mark.parametrize("parts", [3, 1])  # B, C and x, or x alone
+def test_a_gated_convolution(native, rng, rows, channels, width, dtype, all_go_on, parts):
     taps = torch.randn(channels, width)
     bias = torch.randn(channels) if rng.random() < 0.5 else None
     batch = ragged_batch(
         [1] * rows, [7 if all_go_on else rng.choice([0, 7]) for _ in range(rows)], rng
     )
-    bcx = strided(rows, 3 * channels, rng)
+    bcx = strided(rows, parts * channels, rng)
     pool = poisoned_pool(batch, (channels, width - 1), dtype)
     expected_pool = pool.clone()
     slots = (batch.read_slots, batch.write_slots, None if all_go_on else batch.has_initial)

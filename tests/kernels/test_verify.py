@@ -21,7 +21,7 @@ from baton.kernels.torch_kernels import TORCH
 from baton.kernels.verify import Accepted
 
 ROWS, SLOTS = 3, 14
-KINDS = ["short conv", "mamba2", "mamba2, gate last", "gated delta", "kda"]
+KINDS = ["short conv", "conv of x alone", "mamba2", "mamba2, gate last", "gated delta", "kda"]
 
 
 # Of a mixer, for its commit: of the short convolution its taps.
@@ -66,11 +66,11 @@ def pool(shape: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> Tens
 def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: random.Random) -> Mixer:
     width = rng.choice([3, 4])
     count = ROWS * tokens
-    if kind == "short conv":
+    if "conv" in kind:
         channels = rng.choice([5, 300])
         weight, bias = torch.randn(channels, width), torch.randn(channels)
         return Mixer(
-            torch.randn(count, 3 * channels),
+            torch.randn(count, (1 if kind.endswith("alone") else 3) * channels),
             (pool((channels, width - 1), dtype, rng),),
             channels,
             lambda x, p, *slots: kernels.gated_conv_step(x, weight, bias, *p, *slots),

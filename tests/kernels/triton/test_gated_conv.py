@@ -11,21 +11,22 @@ from baton.kernels.triton import conv1d
 CHANNELS, WIDTH = 130, 3
 
 
-def inputs(tokens: int, dtype: torch.dtype, biased: bool):
-    """bcx, weight, bias"""
+def inputs(tokens: int, dtype: torch.dtype, biased: bool, parts: int = 3):
+    """bcx, weight, bias. parts: 3, or 1: x alone"""
     bias = torch.randn(CHANNELS) if biased else None
-    return torch.randn(tokens, 3 * CHANNELS).to(dtype), torch.randn(CHANNELS, WIDTH), bias
+    return torch.randn(tokens, parts * CHANNELS).to(dtype), torch.randn(CHANNELS, WIDTH), bias
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "lengths, prefixes", [([33, 1, 0, 20, 2], [0, 31, 3, 8, 1]), ([0, 0], [0, 7])]
 )
-def test_prompts_leave_the_outputs_and_windows_that_torchs_do(lengths, prefixes, dtype):
+@pytest.mark.parametrize("parts", [3, 1])
+def test_prompts_leave_the_outputs_and_windows_that_torchs_do(lengths, prefixes, dtype, parts):
     rng = seeded(sum(lengths))
     batch = ragged_batch(lengths, prefixes, rng)
     snapshots = random_snapshots(batch, 4, rng)
-    arguments = inputs(batch.tokens, dtype, biased=dtype == torch.float32)
+    arguments = inputs(batch.tokens, dtype, biased=dtype == torch.float32, parts=parts)
     expected_pool = poisoned_pool(batch, (CHANNELS, WIDTH - 1), dtype)
     pool = here(expected_pool)
     lens = (batch.cu_seqlens_host, batch.prefix_lens_host, WIDTH, snapshots)
@@ -37,11 +38,12 @@ def test_prompts_leave_the_outputs_and_windows_that_torchs_do(lengths, prefixes,
     assert_pools_near(pool, expected_pool, 1e-7)
 
 
+@pytest.mark.parametrize("parts", [3, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decode_step_does_too(dtype):
+def test_a_decode_step_does_too(dtype, parts):
     rng = seeded(2)
     batch = ragged_batch([1] * 4, [7, 0, 3, 0], rng)
-    bcx, weight, bias = inputs(4, dtype, biased=True)
+    bcx, weight, bias = inputs(4, dtype, biased=True, parts=parts)
     expected_pool = poisoned_pool(batch, (CHANNELS, WIDTH - 1), dtype)
     pool = here(expected_pool)
     slots = (batch.read_slots, batch.write_slots, batch.has_initial)
