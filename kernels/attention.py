@@ -141,6 +141,8 @@ def paged_attn_decode(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode` in torch."""
     batch, query_heads, head_dim = q.shape
@@ -148,11 +150,11 @@ def paged_attn_decode(
     widest = max(1, -(-max(kv_lens_host, default=0) // page_size))
     pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
-    seen = positions < kv_lens[:, None]
+    seen = (positions < kv_lens[:, None]) & (positions >= first_key)
     keys = gather_seen(k_pool, pages, seen, q.dtype)
     values = gather_seen(v_pool, pages, seen, q.dtype)
-    # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
-    seen |= (positions == 0) & (kv_lens[:, None] == 0)
+    # A row that sees no token sees the zeros of position 0: a softmax over nothing would be NaN.
+    seen |= (positions == 0) & (kv_lens[:, None] <= first_key)
     # The query heads of one KV head stand where a sequence would: no key is repeated for them.
     grouped = q.reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
@@ -171,6 +173,8 @@ def paged_attn_decode_native(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode` natively, for float32 q whose heads lie end to end;
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
@@ -196,6 +200,7 @@ def paged_attn_decode_native(
         page_stride=k_pool.stride(0),
         table_stride=block_tables.stride(0),
         dtype=DTYPES[k_pool.dtype],
+        first_key=first_key,
         scale=scale,
     )
     return out
@@ -220,11 +225,13 @@ def paged_attn_ref(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
+    first_key: int = 0,
 ) -> Tensor:
     """Compute paged attention token by token and head by head in float64; returns float64 [T, QH,
     D]. For tests.
 
-    The reference of prefill, and of decode with one token a row.
+    The reference of prefill, and of decode with one token a row. first_key: the first token that
+    any sees; the result of one that sees none is zeros.
     """
     page_size, kv_heads = k_pool.shape[1:3]
     per_head = q.shape[1] // kv_heads
@@ -236,7 +243,10 @@ def paged_attn_ref(
         for t in range(start, end):
             last = kv_len - (end - t)
             for head in range(q.shape[1]):
-                kv = [(page, offset, head // per_head) for page, offset in places[: last + 1]]
+                seen = places[first_key : last + 1]
+                if not seen:
+                    continue
+                kv = [(page, offset, head // per_head) for page, offset in seen]
                 keys = torch.stack([k_pool[place].double() for place in kv])
                 values = torch.stack([v_pool[place].double() for place in kv])
                 scores = keys @ q[t, head].double() * scale

@@ -166,6 +166,8 @@ def mla_decode(
     rank: int,
     scale: float,
     tree: Tensor | None = None,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.mla_decode` in torch.
 
@@ -177,10 +179,11 @@ def mla_decode(
     widest = max(1, -(-max(kv_lens_host, default=0) // page_size))
     pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
-    latents = gather_seen(pool[:, :, None], pages, positions < kv_lens[:, None], q.dtype)
-    seen = _seen_by_new(positions, kv_lens, queries, tree)
-    # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
-    seen |= (positions == 0) & (kv_lens[:, None, None] == 0)
+    there = (positions < kv_lens[:, None]) & (positions >= first_key)
+    latents = gather_seen(pool[:, :, None], pages, there, q.dtype)
+    seen = _seen_by_new(positions, kv_lens, queries, tree) & (positions >= first_key)
+    # A row that sees no token sees the zeros of position 0: a softmax over nothing would be NaN.
+    seen |= (positions == 0) & (kv_lens[:, None, None] <= first_key)
     mask = seen[:, :, None].expand(rows, queries, heads, len(positions)).flatten(1, 2)
     # The latents serve as values too, so the operator sees heads of one size; what it makes of
     # the rotated channels is dropped.
@@ -201,6 +204,8 @@ def mla_decode_native(
     kv_lens_host: Sequence[int],
     rank: int,
     scale: float,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.mla_decode` natively, for one new token a row and contiguous float32 q;
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
@@ -224,6 +229,7 @@ def mla_decode_native(
         page_stride=pool.stride(0),
         table_stride=block_tables.stride(0),
         dtype=DTYPES[pool.dtype],
+        first_key=first_key,
         scale=scale,
     )
     return out
@@ -351,12 +357,13 @@ def mla_ref(
     kv_lens_host: Sequence[int],
     scale: float,
     tree: Tensor | None = None,
+    first_key: int = 0,
 ) -> Tensor:
     """Attend through expanded keys and values, head by head and token by token; returns float64
     [T, H, V]. For tests.
 
     The reference of prefill, and of decode with its projections before and after. `tree` as in
-    mla_decode, where every row has Q tokens.
+    mla_decode, where every row has Q tokens. `first_key` as in paged_attn_ref.
     """
     page_size, width = pool.shape[1:]
     rank = up.shape[2]
@@ -374,7 +381,10 @@ def mla_ref(
             entries = [
                 pool[block_tables[table_rows[row], p // page_size], p % page_size].double()
                 for p in [*range(old), *(old + i for i in new)]
+                if p >= first_key
             ]
+            if not entries:
+                continue
             for head, weight in enumerate(up.double()):
                 keys = torch.stack(
                     [torch.cat((weight[:key_rows] @ e[:rank], e[rank:])) for e in entries]

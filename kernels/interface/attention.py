@@ -90,13 +90,16 @@ class AttentionKernels(ABC):
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         scale: float,
+        *,
+        first_key: int = 0,
     ) -> Tensor:
-        """Attend from one new token a row to all the row's tokens.
+        """Attend from one new token a row to the row's tokens from `first_key` on.
 
         q:       [B, QH, D] float, may be strided over rows; QH is a multiple of KH
-        kv_lens: [B] int64, tokens of each row, the new one included; 0 for padding rows, whose
-                 result is zeros
+        kv_lens: [B] int64, tokens of each row, the new one included; 0 for padding rows. A row
+                 without a token from `first_key` on has zeros as its result
         kv_lens_host: no less than those: the host may not know how far a row has got
+        first_key: below 64. What the pools hold of earlier tokens never reaches a result
         k_pool, v_pool, block_tables, table_rows, scale: as in paged_attn_prefill
         returns  [B, QH, D], dtype of q
         """
@@ -132,16 +135,18 @@ class AttentionKernels(ABC):
         kv_lens_host: Sequence[int],
         rank: int,
         scale: float,
+        *,
+        first_key: int = 0,
     ) -> Tensor:
-        """Attend from each row's Q newest tokens to all its tokens up to themselves.
+        """Attend from each row's Q newest tokens to its tokens from `first_key` up to themselves.
 
         q:            [B, Q, H, W] float, from mla_query (native: Q = 1, contiguous)
         pool:         [pages, page_size, W] float, strided over pages
         block_tables, table_rows: as in paged_attn_prefill
-        kv_lens:      [B] int64, tokens of each row, the new ones included; 0 for padding rows,
-                      whose result is zeros
+        kv_lens:      [B] int64, tokens of each row, the new ones included; 0 for padding rows
         rank:         values of a latent
         scale:        factor on the scores
+        first_key:    as in paged_attn_decode
         returns       [B, Q, H, rank], dtype of q: the mean latent of each head
         """
 

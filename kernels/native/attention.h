@@ -39,6 +39,7 @@ struct AttnDecode {
   float* out;                   // [rows, heads, head_dim]
   float* parts;                 // of RowsOfHeads
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
+  int64_t first_key;  // of RowsOfHeads
   double scale;
 };
 
@@ -46,7 +47,7 @@ template <class T>
 void attn_decode_as(const AttnDecode& a, Team& team) {
   const int64_t D = a.head_dim, per = a.heads / a.kv_heads;
   const RowsOfHeads rows{a.rows,  a.heads, per,     D,
-                         a.kv_lens, a.out, a.parts, paired<T>(D, D)};
+                         a.kv_lens, a.out, a.parts, a.first_key, paired<T>(D, D)};
   auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
                     const Softmax& softmax) {
     auto positions = [&](const void* pool) {

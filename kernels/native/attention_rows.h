@@ -13,10 +13,13 @@ struct RowsOfHeads {
   // [rows, MOST_PARTS, softmax_size(heads, width)], for what the parts of a row come to; null where
   // rows are enough for all threads.
   float* parts;
+  int64_t first_key;  // the position that a row's attention begins at; below LEAST_PART
   bool pairs;  // sums hold even channels before odd ones: see PAIRED
 
   int64_t units() const { return (heads + unit - 1) / unit; }
   int64_t head(int64_t u) const { return u * unit < heads ? u * unit : heads; }
+  // Where a part that begins at `from` is attended to from.
+  int64_t seen_from(int64_t from) const { return from > first_key ? from : first_key; }
   // The softmax of the heads from the `from`th on, of one part of a row.
   Softmax part(int64_t row, int64_t index, int64_t from) const {
     float* memory = parts + (row * MOST_PARTS + index) * softmax_size(heads, width);
@@ -45,14 +48,14 @@ void attend_in_parts(const RowsOfHeads& a, Team& team, Attend attend) {
     if (slice >= slices || first == end) return;
     for (int64_t i = slice * parts / slices; i < (slice + 1) * parts / slices; i++) {
       const int64_t to = (i + 1) * length < positions ? (i + 1) * length : positions;
-      attend(row, first, end, i * length, to, a.part(row, i, first));
+      attend(row, first, end, a.seen_from(i * length), to, a.part(row, i, first));
     }
   });
   team.each(a.rows * units, [&](int64_t job) {
     const int64_t row = job / units, first = a.head(job % units), end = a.head(job % units + 1);
     const int64_t positions = a.lens[row], length = part_length(positions);
     float* out = a.out + (row * a.heads + first) * a.width;
-    if (positions <= 0) {
+    if (positions <= a.first_key) {
       memset(out, 0, (end - first) * a.width * sizeof(float));
       return;
     }
@@ -76,14 +79,14 @@ void attend_whole_rows(const RowsOfHeads& a, Team& team, int64_t each, Attend at
     const int64_t end = a.head((job % cuts + 1) * each), heads = end - first;
     const int64_t positions = a.lens[row], length = part_length(positions);
     float* out = a.out + (row * a.heads + first) * a.width;
-    if (positions <= 0) {
+    if (positions <= a.first_key) {
       memset(out, 0, heads * a.width * sizeof(float));
       return;
     }
     float* memory = scratch<float, Memory>(2 * softmax_size(heads, a.width));
     const Softmax all = softmax_in(memory, heads, a.width);
     const Softmax part = softmax_in(memory + softmax_size(heads, a.width), heads, a.width);
-    attend(row, first, end, 0, length < positions ? length : positions, all);
+    attend(row, first, end, a.first_key, length < positions ? length : positions, all);
     for (int64_t from = length; from < positions; from += length) {
       attend(row, first, end, from, from + length < positions ? from + length : positions, part);
       merge_part(part, all, heads, a.width);

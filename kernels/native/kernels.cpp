@@ -63,7 +63,7 @@ OPERATION(kv_write, KvWrite, NONE,
           dtype)
 OPERATION(attn_decode, AttnDecode, NULLABLE(parts),
           q, k_pool, v_pool, tables, table_rows, kv_lens, out, parts, rows, heads, kv_heads,
-          head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
+          head_dim, page_size, q_stride, page_stride, table_stride, dtype, first_key, scale)
 OPERATION(attn_prefill, AttnPrefill, NONE,
           q, k_pool, v_pool, tables, table_rows, starts, kv_lens, out, rows, tokens, heads,
           kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
@@ -84,7 +84,7 @@ OPERATION(mla_query, MlaQuery, NONE,
           plain_head, rotated_stride, rotated_head, dtype)
 OPERATION(mla_decode, MlaDecode, NULLABLE(parts),
           q, pool, tables, table_rows, kv_lens, out, parts, rows, heads, width, rank, page_size,
-          page_stride, table_stride, dtype, scale)
+          page_stride, table_stride, dtype, first_key, scale)
 OPERATION(latent_read, LatentRead, NONE,
           pool, tables, table_rows, kv_lens, out, rows, tokens, width, page_size, page_stride,
           table_stride, dtype)

@@ -94,6 +94,7 @@ struct MlaDecode {
   float* out;              // [rows, heads, rank]
   float* parts;            // of RowsOfHeads
   int64_t rows, heads, width, rank, page_size, page_stride, table_stride, dtype;
+  int64_t first_key;  // of RowsOfHeads
   double scale;
 };
 
@@ -102,7 +103,7 @@ constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents 
 template <class T>
 void mla_decode_as(const MlaDecode& a, Team& team) {
   const RowsOfHeads rows{a.rows,    a.heads, MLA_HEADS, a.rank,
-                         a.kv_lens, a.out,   a.parts,   paired<T>(a.width, a.rank)};
+                         a.kv_lens, a.out,   a.parts,   a.first_key, paired<T>(a.width, a.rank)};
   auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
                     const Softmax& softmax) {
     const Positions<T> latents{static_cast<const T*>(a.pool),

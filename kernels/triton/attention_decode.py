@@ -32,6 +32,8 @@ def paged_attn_decode(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode`, without a look at the host's lengths."""
     rows, heads, width = q.shape
@@ -52,7 +54,8 @@ def paged_attn_decode(
         scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
-        KEYS=keys, LEAST=LEAST_PART, MOST=most, **widths, num_warps=4, num_stages=3,
+        KEYS=keys, LEAST=LEAST_PART, MOST=most, FIRST=first_key, **widths, num_warps=4,
+        num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most, QUERIES=1,
@@ -91,6 +94,7 @@ def _attend_part(
     KEYS: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
+    FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -122,7 +126,9 @@ def _attend_part(
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
         next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
         for first in range(begin, end, KEYS):
-            _, held, place = page_places(first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            position, held, place = page_places(first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            if FIRST > 0:
+                held = held & (position >= FIRST)
             page = next_page.to(tl.int64)
             next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
             place += kv_head * WIDTH

@@ -28,6 +28,8 @@ def mla_decode(
     rank: int,
     scale: float,
     tree: Tensor | None = None,
+    *,
+    first_key: int = 0,
 ) -> Tensor:
     """Implement `Kernels.mla_decode`, without a look at the host's lengths."""
     rows, queries, heads, width = q.shape
@@ -46,7 +48,7 @@ def mla_decode(
         scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
         PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
         BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=HEADS_OF_LATENT, KEYS=_KEYS,
-        LEAST=LEAST_PART, MOST=most, num_warps=4, num_stages=3,
+        LEAST=LEAST_PART, MOST=most, FIRST=first_key, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows * queries)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most,
@@ -80,6 +82,7 @@ def _attend_latents(
     KEYS: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
     """Attend to one part of one row's context, for one of its new tokens and some heads. Positions
     and pages: as in attention_decode.
@@ -106,6 +109,8 @@ def _attend_latents(
         next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
         for first in range(begin, end, KEYS):
             position, held, inside = page_places(first, end, WIDTH, PAGE_SIZE, KEYS)
+            if FIRST > 0:
+                held = held & (position >= FIRST)
             page = next_page.to(tl.int64)
             next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
             place = page * page_stride + inside

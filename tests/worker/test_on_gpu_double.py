@@ -55,10 +55,12 @@ class ReplayableTorch(TorchKernels):
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         scale: float,
+        *,
+        first_key: int = 0,
     ) -> Tensor:
         longest = [block_tables.shape[1] * k_pool.shape[1]]
         pools = q, k_pool, v_pool, block_tables, table_rows
-        return TORCH.paged_attn_decode(*pools, kv_lens, longest, scale)
+        return TORCH.paged_attn_decode(*pools, kv_lens, longest, scale, first_key=first_key)
 
 
 class Ungated:

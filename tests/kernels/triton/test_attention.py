@@ -104,6 +104,21 @@ def test_decode_matches_the_reference(heads, kv_heads, head_dim, dtype, page_siz
     assert not out[3].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_decode_begins_at_the_first_key(page_size, dtype):
+    """What lies before it is NaN; the last row has nothing from it on."""
+    rng = seeded(page_size)
+    batch = paged_batch([1] * 3, [30, 270, 0], 6, 2, 16, page_size, dtype, rng)
+    for row in batch.table_rows:
+        batch.k_pool[batch.block_tables[row, 0], 0] = torch.nan
+        batch.v_pool[batch.block_tables[row, 0], 0] = torch.nan
+    out = paged_attn_decode(**here(batch).decode_arguments(), scale=0.3, first_key=1)
+    expected = paged_attn_ref(**vars(batch), scale=0.3, first_key=1)
+    assert_near(out, expected, BOUND[dtype])
+    assert not out[2].any()
+
+
 def test_keys_and_values_go_to_the_named_places_alone():
     seeded(5)
     pool = torch.full((5, 2, 3, 2, 4), torch.nan)

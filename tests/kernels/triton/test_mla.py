@@ -55,6 +55,24 @@ def test_decode_matches_torchs_with_and_without_a_tree(queries, page_size, dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [PAGE, 64])
+def test_decode_begins_at_the_first_key(page_size, dtype):
+    """What lies before it is NaN; the last row has nothing from it on."""
+    rng = seeded(page_size)
+    kv_lens = [5, 280, 1]
+    pool, tables, table_rows = latent_batch(kv_lens, dtype, rng, page_size)
+    pool[tables[table_rows, 0].long(), 0] = torch.nan
+    q = torch.randn(3, 1, 5, WIDTH).to(dtype)
+    lens = torch.tensor(kv_lens)
+    out = mla_decode(*here((q, pool, tables, table_rows, lens)), (), RANK, 0.2, first_key=1)
+    expected = torch_mla_decode(
+        q.float(), pool.float(), tables, table_rows, lens, kv_lens, RANK, 0.2, first_key=1
+    )
+    assert_near(out[:2], expected[:2], BOUND[dtype])
+    assert not out[2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "lengths, prefixes", [([1], [0]), ([40, 1, 0, 18], [0, 70, 5, 33]), ([17], [16])]
 )
