@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs site monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -127,6 +127,19 @@ monitoring: $(STAMP)
 	$(BIN)/python monitoring/write_rules.py
 	$(BIN)/python monitoring/dashboards.py
 
+# The documents as a static site with a search, in .site/html: open index.html there. In an environment of its own; needs
+# PyPI once. A link or an anchor that leads nowhere ends it; tests/test_prose.py looks for those without it.
+site: .site/.installed
+	rm -rf .site/source .site/html && mkdir -p .site/source
+	cp -r --parents *.md docs/*.md docs/*.svg docs/pictures bench/results examples/*/README.md examples/systemd examples/slurm \
+		.site/source
+	.site/venv/bin/zensical build --strict --clean --config-file mkdocs.yml
+
+.site/.installed: docs/site.lock
+	$(PYTHON) -m venv .site/venv
+	.site/venv/bin/pip install --quiet --disable-pip-version-check --requirement docs/site.lock
+	touch $@
+
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \
 		grep -vE '^(torch==|nixl-cu|baton-serve|uv==)'; } > constraints.new && mv constraints.new constraints.txt
@@ -149,4 +162,4 @@ $(STAMP): pyproject.toml setup.py __init__.py constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .site build dist *.egg-info

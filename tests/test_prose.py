@@ -19,6 +19,12 @@ FRAGMENT = re.compile(
 )
 DOCUMENTS = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY")]
 DOCUMENTS += [ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS += sorted((ROOT / "examples").glob("*/README.md"))
+
+
+def name_of(path: Path) -> str:
+    """Return a document's name in the results of tests."""
+    return str(path.relative_to(ROOT))
 
 
 def sources(room: str) -> list[Path]:
@@ -65,7 +71,7 @@ def test_no_docstring_begins_as_a_fragment(room: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_no_paragraph_of_a_document_is_long(path: Path) -> None:
     found = [
         f"{path.name}:{number}: {len(words)} words"
@@ -80,18 +86,24 @@ def test_the_readme_stays_a_first_page() -> None:
     assert len(lines) <= README_LINES, "tables and options belong to docs/"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_links_of_a_document_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", path.read_text()):
         assert not target or (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_anchors_of_a_document_exist(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", path.read_text()):
         document = path.parent / target if target else path
         if document.resolve() in DOCUMENTS:
             assert anchor in headings(document), f"{target}#{anchor}"
+
+
+def test_the_site_has_each_document_once() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r"^ +- (\S+\.md)$", nav, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(map(name_of, DOCUMENTS))
 
 
 def headings(path: Path) -> set[str]:
@@ -100,7 +112,7 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_files_that_a_document_names_exist(path: Path) -> None:
     """A name in code font that looks like a file of a room is one."""
     rooms = "|".join([*MAY_IMPORT, "tests", "docs", "examples"])
@@ -131,7 +143,7 @@ def names_of(node: ast.stmt) -> set[str]:
     return {target.id for target in targets if isinstance(target, ast.Name)}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_functions_that_a_document_names_exist(path: Path) -> None:
     """A place in code font, `room/file.py:Class.method`, is one."""
     for file, name in PLACE.findall(path.read_text()):
