@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 
 import ray
-from ray._private import state
 
+from baton.deploy.cluster import ray_private
 from baton.deploy.cluster.actor_process import ActorProcess
 from baton.deploy.cluster.actors import ActorHandle
 
@@ -16,7 +16,7 @@ def processes_of(
 
     before: those of the last look. Ray forgets at once where a process was that has died.
     """
-    known = state.actors()
+    known = ray_private.actor_rows()
     lost = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
     found = {}
     for actor in actors:

@@ -5,12 +5,12 @@ from collections.abc import Collection
 from dataclasses import asdict
 
 import ray
-from ray.experimental import internal_kv
 
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.actor_process import LifeEnd
+from baton.deploy.cluster.ray_private import ControlStoreSpace
 
-_SPACE = b"baton-ends"
+_SPACE = "baton-ends"
 _MOST_CHARS = 2000
 """The length of a reason: an error may carry a whole message of a library's."""
 
@@ -19,9 +19,7 @@ def record_end(reason: str) -> None:
     """Record why the process of this actor ends. Raises RayError."""
     end = LifeEnd(ray_nodes.restarts_of_this_actor(), reason[:_MOST_CHARS])
     actor_id = str(ray.get_runtime_context().get_actor_id())
-    internal_kv._internal_kv_put(
-        actor_id.encode(), json.dumps(asdict(end)).encode(), overwrite=True, namespace=_SPACE
-    )
+    ControlStoreSpace(_SPACE).put(actor_id, json.dumps(asdict(end)).encode())
 
 
 def read_ends(actor_ids: Collection[str]) -> dict[str, LifeEnd]:
@@ -29,15 +27,12 @@ def read_ends(actor_ids: Collection[str]) -> dict[str, LifeEnd]:
 
     Raises RayError if Ray's control store does not answer.
     """
-    found = {}
-    for key in internal_kv._internal_kv_list(b"", namespace=_SPACE):
-        if key.decode() in actor_ids:
-            value = internal_kv._internal_kv_get(key, namespace=_SPACE)
-            if value is not None:  # None: deleted meanwhile
-                found[key.decode()] = LifeEnd(**json.loads(value))
-    return found
+    space = ControlStoreSpace(_SPACE)
+    found = {actor_id: space.get(actor_id) for actor_id in space.keys() if actor_id in actor_ids}
+    # None: deleted meanwhile.
+    return {name: LifeEnd(**json.loads(end)) for name, end in found.items() if end is not None}
 
 
 def forget_end(actor_id: str) -> None:
     """Forget an actor that is not started again. Idempotent."""
-    internal_kv._internal_kv_del(actor_id.encode(), namespace=_SPACE)
+    ControlStoreSpace(_SPACE).delete(actor_id)

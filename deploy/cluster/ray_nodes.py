@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import ray
-from ray._private import state
+
+from baton.deploy.cluster import ray_private
 
 NODE_ID = "ray.io/node-id"
 """The label by which Ray names every node."""
@@ -23,7 +24,7 @@ class RayNode:
 
 def living_nodes() -> list[RayNode]:
     """Return Ray's nodes, those that Ray counts as dead left out."""
-    free = state.available_resources_per_node()
+    free = ray_private.free_resources()
     return [
         RayNode(
             node["NodeID"],
@@ -49,5 +50,5 @@ def this_address() -> str:
 
 def restarts_of_this_actor() -> int:
     """Return how often Ray has restarted the actor in this process."""
-    found = state.actors(ray.get_runtime_context().get_actor_id())
+    found = ray_private.actor_row(str(ray.get_runtime_context().get_actor_id()))
     return int(found["NumRestarts"]) if found else 0

@@ -13,20 +13,16 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
-from ray._private import services, worker
-from ray._private.authentication.authentication_token_setup import (
-    AuthenticationTokenLoader,
-    Config,
-)
 
 from baton.core.address import is_loopback
+from baton.deploy.cluster import ray_private
 from baton.deploy.errors import StartError
 from baton.deploy.files.state_file import folder
 
@@ -84,7 +80,7 @@ def logs_folder() -> Path:
 
     The standard error of an actor is worker-*-PID.err. Ray has started.
     """
-    return Path(worker._global_node.get_logs_dir_path())
+    return ray_private.logs_folder()
 
 
 def control_store_address() -> str:
@@ -114,7 +110,7 @@ def _start(config: RayConfig) -> None:
     for left in reversed(range(_TRIES)):
         before = set(psutil.Process().children())
         try:
-            with _loopback_kept():
+            with ray_private.loopback_kept():
                 _init(config, options)
             break
         except Exception as err:  # Ray raises nothing narrower when its process does not start
@@ -139,10 +135,8 @@ def _join(config: RayConfig) -> None:
 
 
 def _init(config: RayConfig, options: Mapping[str, Any]) -> None:
-    # Ray has read both when it was imported.
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
-    worker.print_to_stdstream = _log_told
+    ray_private.read_token_again()
+    ray_private.tell_lines(_log_told)
     ray.init(
         namespace=config.namespace, logging_level=logging.ERROR, log_to_driver=False, **options
     )
@@ -178,21 +172,6 @@ def _check_token(environment: Mapping[str, str]) -> None:
         f"joining a Ray needs its token: set {_TOKEN_PATH} to a file with it, or copy it to "
         f"{default} (`ray get-auth-token` prints it where that Ray runs)"
     )
-
-
-@contextlib.contextmanager
-def _loopback_kept() -> Iterator[None]:
-    """Keep Ray from replacing a loopback address by the machine's own, which it does everywhere.
-
-    Ray's processes listen on loopback alone if their node has a loopback address. Ray has no switch
-    for that on Linux.
-    """
-    resolve = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda host: host
-    try:
-        yield
-    finally:
-        services.resolve_ip_for_localhost = resolve
 
 
 def _check_confined() -> None:

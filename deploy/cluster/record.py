@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray.experimental import internal_kv
-
 from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.ray_private import ControlStoreSpace
 from baton.deploy.cluster.wiring import Wiring
 
-_KEY = b"record"
+_KEY = "record"
 
 
 @dataclass(frozen=True)
@@ -32,23 +31,21 @@ class RecordStore:
 
     def __init__(self, name: str) -> None:
         """name: the cluster's."""
-        self._space = f"baton:{name}".encode()
+        self._space = ControlStoreSpace(f"baton:{name}")
 
     def read(self) -> ClusterRecord | None:
         """Return the record, or None before the first was written."""
-        found = internal_kv._internal_kv_get(_KEY, namespace=self._space)
+        found = self._space.get(_KEY)
         if found is None:
             return None
         record: ClusterRecord = pickle.loads(found)
         return record
 
     def write(self, record: ClusterRecord) -> None:
-        internal_kv._internal_kv_put(
-            _KEY, pickle.dumps(record), overwrite=True, namespace=self._space
-        )
+        self._space.put(_KEY, pickle.dumps(record))
 
     def delete(self) -> None:
-        internal_kv._internal_kv_del(_KEY, namespace=self._space)
+        self._space.delete(_KEY)
 
 
 @dataclass(frozen=True)

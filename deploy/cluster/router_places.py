@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from ray.exceptions import RayError
-from ray.experimental import internal_kv
 
 from baton.core.supervised import OnFailure, ProcessSupervisor, thread
+from baton.deploy.cluster.ray_private import ControlStoreSpace
 from baton.deploy.errors import StartError
 
 LOOK_S = 1.0
@@ -35,34 +35,26 @@ class RouterPlaces:
 
     def __init__(self, cluster: str) -> None:
         """cluster: its name."""
-        # Ray takes what precedes a colon for the whole namespace when it lists keys.
-        self._space = f"baton-routers.{cluster}".encode()
+        self._space = ControlStoreSpace(f"baton-routers.{cluster}")
 
     def read(self) -> dict[str, RouterPlace]:
         """Return the last place of each router that has had one, by its name.
 
         Raises RayError if Ray's control store does not answer.
         """
-        found = {}
-        for key in internal_kv._internal_kv_list(b"", namespace=self._space):
-            value = internal_kv._internal_kv_get(key, namespace=self._space)
-            if value is not None:  # None: deleted meanwhile
-                found[key.decode()] = RouterPlace(**json.loads(value))
-        return found
+        return {name: RouterPlace(**json.loads(place)) for name, place in self._space.items()}
 
     def write(self, name: str, place: RouterPlace) -> None:
         """Record where a router is in its present life. Raises StartError if it has a later one."""
         known = self.read().get(name)
         if known is not None and known.incarnation > place.incarnation:
             raise StartError(f"a newer start of {name} is at {known.internal}")
-        internal_kv._internal_kv_put(
-            name.encode(), json.dumps(asdict(place)).encode(), overwrite=True, namespace=self._space
-        )
+        self._space.put(name, json.dumps(asdict(place)).encode())
 
     def delete(self) -> None:
         """Forget all. Idempotent."""
-        for key in internal_kv._internal_kv_list(b"", namespace=self._space):
-            internal_kv._internal_kv_del(key, namespace=self._space)
+        for name in self._space.keys():
+            self._space.delete(name)
 
 
 @contextmanager

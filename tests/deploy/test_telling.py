@@ -219,7 +219,7 @@ def test_the_host_of_a_lost_process_is_remembered(monkeypatch: pytest.MonkeyPatc
     row = {"State": "ALIVE", "Pid": 7, "NumRestarts": 0,
            "Address": {"IPAddress": "10.0.0.3", "NodeID": "n3"}}  # fmt: skip
     nodes = [{"NodeID": "n2", "Alive": False}, {"NodeID": "n3", "Alive": True}]
-    monkeypatch.setattr(actor_processes.state, "actors", lambda: {"a": row})
+    monkeypatch.setattr(actor_processes.ray_private, "actor_rows", lambda: {"a": row})
     monkeypatch.setattr(actor_processes.ray, "nodes", lambda: nodes)
     actors: Any = [SimpleNamespace(name="decode-0", actor_id="a")]
     before = actor_processes.processes_of(actors)
