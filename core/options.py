@@ -16,6 +16,7 @@ _KEY = "option"
 class Group(StrEnum):
     """The headings of the help, in its order."""
 
+    ASKED = "The cluster that is asked"
     MODEL = "Model"
     WORKERS = "Workers"
     ADDRESSES = "Addresses"
@@ -137,16 +138,17 @@ def option(
     envvar: str | None = None,
     required: bool = False,
     shows_default: bool = True,
+    secret: bool = False,
 ) -> T:
     """Return a field of a dataclass that an option sets.
 
     factor: the field's value divided by the option's, where their units differ. names: where the
-    option is not called as the field is.
+    option is not called as the field is. secret: left out where the dataclass is printed.
     """
     declared = Option(group, help, values, names, factor, metavar, envvar, required, shows_default)
     if isinstance(default, dict):
         return field(default_factory=lambda: default, metadata={_KEY: declared})
-    return field(default=default, metadata={_KEY: declared})
+    return field(default=default, repr=not secret, metadata={_KEY: declared})
 
 
 def declared_in(kind: type) -> tuple[Declared, ...]:

@@ -23,7 +23,8 @@ from baton.bench.contract import Report, json_option, percentile, seed_option, s
 from baton.bench.request_replay.bodies import FIRST_ID, Bodies
 from baton.bench.request_replay.dumps import Dumped, read_dumps
 from baton.core.errors import ConfigError
-from baton.deploy.client.router_options import RouterAddress, router_from, router_options
+from baton.deploy.client.router_options import RouterAddress, RouterChoice, router_from
+from baton.deploy.options.click_options import takes
 
 
 @click.command("replay")
@@ -34,18 +35,15 @@ from baton.deploy.client.router_options import RouterAddress, router_from, route
               help="Send the first so many requests; all when left out.")  # fmt: skip
 @click.option("--vocab-size", type=click.IntRange(FIRST_ID + 1), default=256, show_default=True,
               help="Synthetic prompts are drawn from token ids below this.")  # fmt: skip
-@router_options
+@takes(RouterChoice)
 @seed_option
 @json_option
 def replay(
+    choice: RouterChoice,
     dump: Path,
     speed: float,
     limit: int | None,
     vocab_size: int,
-    url: str | None,
-    api_key: str,
-    cacert: Path | None,
-    cluster: str | None,
     seed: int | None,
     json_wanted: bool,
 ) -> None:
@@ -58,7 +56,7 @@ def replay(
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
-    server = router_from(url, api_key, cacert, cluster)
+    server = router_from(choice)
     try:
         requests = read_dumps(dump)[:limit]
     except ConfigError as error:

@@ -4,12 +4,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from baton.deploy.client.router_options import router_from, router_options
+from baton.deploy.client.router_options import RouterChoice, router_from
 from baton.deploy.client.url_control import UrlControl
 from baton.deploy.errors import NotRunning
 from baton.deploy.files.state_file import ClusterState, newest
@@ -44,8 +43,8 @@ class ControlClient:
         return f"wait{'' if pid is None else end}"
 
     def ask(
-        self, name: str, arguments: Mapping[str, Any], progress: StartProgress
-    ) -> Mapping[str, Any]:
+        self, name: str, arguments: Mapping[str, object], progress: StartProgress
+    ) -> Mapping[str, object]:
         """Send a request and return its answer.
 
         name: one of `control_handlers`. Waits for a supervisor that is being started again. Raises
@@ -58,7 +57,7 @@ class ControlClient:
             time.sleep(_AGAIN_S)
         return ask(Path(self.state.control), name, arguments, progress)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Return what the supervisor says of itself and of the members. Raises DeployError."""
         return ask(Path(self.state.control), DESCRIBE, {}, Silent())
 
@@ -89,23 +88,14 @@ class ControlClient:
         return False
 
 
-def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name a cluster; `control_from` reads their values."""
-    return router_options(command)
-
-
-def control_from(
-    options: Mapping[str, Any], *, starting: bool = False
-) -> ControlClient | UrlControl:
+def control_from(choice: RouterChoice, *, starting: bool = False) -> ControlClient | UrlControl:
     """Return a client of the cluster that the options name, or of the one started last.
 
-    options: the options' values by parameter name. starting: a cluster that does not serve yet
-    counts too. Raises NotRunning.
+    starting: a cluster that does not serve yet counts too. Raises NotRunning.
     """
-    if options["url"] is None:
-        return local_control(options["cluster"], starting=starting)
-    router = router_from(options["url"], options["api_key"], options["cacert"], options["cluster"])
-    return UrlControl(router)
+    if choice.url is None:
+        return local_control(choice.cluster, starting=starting)
+    return UrlControl(router_from(choice))
 
 
 def local_control(name: str | None, *, starting: bool = False) -> ControlClient:

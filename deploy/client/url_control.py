@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 from baton.deploy.client.router_client import key_header
@@ -39,8 +38,8 @@ class UrlControl:
         return "wait"
 
     def ask(
-        self, name: str, arguments: Mapping[str, Any], progress: StartProgress
-    ) -> Mapping[str, Any]:
+        self, name: str, arguments: Mapping[str, object], progress: StartProgress
+    ) -> Mapping[str, object]:
         """Send a request and return its answer. Raises NotRunning, or DeployError with the
         cluster's message.
         """
@@ -56,7 +55,7 @@ class UrlControl:
         except (OSError, http.client.HTTPException) as err:
             raise NotRunning(f"no router answers at {self._router.url}: {err}") from err
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Return what the supervisor says of itself and of the members. Raises DeployError."""
         return self.ask(DESCRIBE, {}, Silent())
 

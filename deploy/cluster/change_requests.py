@@ -6,7 +6,7 @@ This module imports nothing of a cluster, so that the commands start at once.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self, TypeGuard
 
 from baton.deploy.errors import ControlError
 
@@ -25,11 +25,11 @@ class ScaleRequest:
     drain_s: float  # seconds for running requests on a worker that leaves
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         return {"counts": dict(self.counts), "drain_s": self.drain_s}
 
     @classmethod
-    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+    def parse(cls, arguments: Mapping[str, object]) -> Self:
         """Parse what `arguments` returned. Raises ControlError for anything else."""
         counts, drain_s = arguments.get("counts"), arguments.get("drain_s")
         if (
@@ -68,11 +68,11 @@ class RestartRequest:
     drain_s: float  # seconds for running requests on each
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         return {"roles": list(self.roles), "drain_s": self.drain_s}
 
     @classmethod
-    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+    def parse(cls, arguments: Mapping[str, object]) -> Self:
         """Parse what `arguments` returned. Raises ControlError for anything else."""
         roles, drain_s = arguments.get("roles"), arguments.get("drain_s")
         if not isinstance(roles, list) or not set(roles) <= set(ROLES) or not _seconds(drain_s):
@@ -80,7 +80,7 @@ class RestartRequest:
                 f"{RESTART} takes roles, some of {', '.join(ROLES)}, and drain_s, seconds from 0; "
                 f"got {dict(arguments)}"
             )
-        return cls(tuple(roles), float(arguments["drain_s"]))
+        return cls(tuple(roles), float(drain_s))
 
 
 @dataclass(frozen=True)
@@ -92,22 +92,29 @@ class DrainRequest:
     undo: bool
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         return {"worker": self.worker, "drain_s": self.drain_s, "undo": self.undo}
 
     @classmethod
-    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+    def parse(cls, arguments: Mapping[str, object]) -> Self:
         """Parse what `arguments` returned. Raises ControlError for anything else."""
         worker, undo = arguments.get("worker"), arguments.get("undo")
-        if not (
-            isinstance(worker, str) and type(undo) is bool and _seconds(arguments.get("drain_s"))
-        ):
+        drain_s = arguments.get("drain_s")
+        if not isinstance(worker, str) or type(undo) is not bool or not _seconds(drain_s):
             raise ControlError(
                 f"{DRAIN} takes worker, as in decode-0, undo, a boolean, and drain_s, seconds "
                 f"from 0; got {dict(arguments)}"
             )
-        return cls(worker, float(arguments["drain_s"]), undo)
+        return cls(worker, float(drain_s), undo)
 
 
-def _seconds(given: object) -> bool:
+def names_in(answer: Mapping[str, object]) -> dict[str, list[str]]:
+    """Return the names that an answer has under each key. Raises ControlError for another form."""
+    found = {key: list(map(str, names)) for key, names in answer.items() if isinstance(names, list)}
+    if found.keys() != answer.keys():
+        raise ControlError(f"expected lists of names in the cluster's answer; got {dict(answer)}")
+    return found
+
+
+def _seconds(given: object) -> TypeGuard[float]:
     return isinstance(given, int | float) and not isinstance(given, bool) and given >= 0

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from baton.core.role import Role
 from baton.deploy.cluster.change_requests import (
@@ -20,7 +19,7 @@ from baton.rpc.identity import ProcessRole
 
 
 def handle_scale(
-    cluster: Cluster, arguments: Mapping[str, Any], progress: StartProgress
+    cluster: Cluster, arguments: Mapping[str, object], progress: StartProgress
 ) -> dict[str, list[str]]:
     """Scale as requested and return the worker ids of each named role. Raises DeployError.
 
@@ -34,7 +33,7 @@ def handle_scale(
 
 
 def handle_restart(
-    cluster: Cluster, arguments: Mapping[str, Any], progress: StartProgress
+    cluster: Cluster, arguments: Mapping[str, object], progress: StartProgress
 ) -> dict[str, list[str]]:
     """Restart as requested and return the names of what was restarted. Raises DeployError."""
     request = RestartRequest.parse(arguments)
@@ -43,7 +42,7 @@ def handle_restart(
 
 
 def handle_drain(
-    cluster: Cluster, arguments: Mapping[str, Any], progress: StartProgress
+    cluster: Cluster, arguments: Mapping[str, object], progress: StartProgress
 ) -> dict[str, str]:
     """Drain a worker or take that back. Raises DeployError."""
     request = DrainRequest.parse(arguments)

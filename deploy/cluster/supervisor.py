@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from baton.core.supervised import ProcessSupervisor
 from baton.deploy.cluster.cluster import Cluster
@@ -108,7 +107,9 @@ class Supervisor:
         return {**served, STOP: self._handle_stop, DESCRIBE: self._handle_describe}
 
     def _once_serving(self, name: str, handler: Handler) -> Handler:
-        def handle(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+        def handle(
+            arguments: Mapping[str, object], progress: StartProgress
+        ) -> Mapping[str, object]:
             if self._phase != "serving":
                 raise ControlError(f"the cluster is {self._phase}; {name} needs one that serves")
             with self._changes.kept(name, progress) as kept:
@@ -117,15 +118,15 @@ class Supervisor:
         return handle
 
     def _handle_stop(
-        self, arguments: Mapping[str, Any], progress: StartProgress
-    ) -> Mapping[str, Any]:
+        self, arguments: Mapping[str, object], progress: StartProgress
+    ) -> Mapping[str, object]:
         """Begin to stop; the end of the cluster is the end of this process or its actor."""
         self.stop()
         return {"drain_s": self.cluster.config.drain_s}
 
     def _handle_describe(
-        self, arguments: Mapping[str, Any], progress: StartProgress
-    ) -> Mapping[str, Any]:
+        self, arguments: Mapping[str, object], progress: StartProgress
+    ) -> Mapping[str, object]:
         cluster = self.cluster
         return {
             "name": cluster.config.name,

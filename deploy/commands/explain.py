@@ -2,33 +2,30 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from baton.deploy.client.router_client import RouterClient
-from baton.deploy.client.router_options import RouterAddress, router_options, routers_from
+from baton.deploy.client.router_options import RouterAddress, RouterChoice, routers_from
 from baton.deploy.errors import DeployError, NotRunning, RouterRefused
+from baton.deploy.options.click_options import GroupedCommand, takes
 from baton.deploy.terminal.explanation_text import explanation_lines
 
 MOST_CANDIDATES = 8
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("request_id", metavar="ID")
 @click.option("--json", "json_wanted", is_flag=True, help="What the router says, as JSON.")
 @click.option("--all", "every", is_flag=True,
               help=f"All candidates, not the best {MOST_CANDIDATES} of each role.")  # fmt: skip
-@router_options
+@takes(RouterChoice)
 def explain(
+    choice: RouterChoice,
     request_id: str,
     json_wanted: bool,
     every: bool,
-    url: str | None,
-    api_key: str,
-    cacert: Path | None,
-    cluster: str | None,
 ) -> None:
     """Say why the request ID went to its workers, what they had cached of its prompt, and where its
     time went.
@@ -37,7 +34,7 @@ def explain(
     the client's rid. A router knows what runs, and its last 256 requests. All routers of a cluster
     are asked, and the newest request of that ID is told; --url asks one.
     """
-    found = _ask(routers_from(url, api_key, cacert, cluster), request_id)
+    found = _ask(routers_from(choice), request_id)
     if json_wanted:
         click.echo(json.dumps(found, indent=2))
         return

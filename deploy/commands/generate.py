@@ -1,17 +1,17 @@
 """`baton generate`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
 from baton.deploy.client.ask import stream_text
-from baton.deploy.client.router_options import router_from, router_options
+from baton.deploy.client.router_options import RouterChoice, router_from
+from baton.deploy.options.click_options import GroupedCommand, takes
 from baton.deploy.terminal.timings_line import first_token, second_token
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="The prompt is a user's message, not raw text.")
 @click.option("--max-tokens", type=int, default=128, show_default=True)
@@ -20,8 +20,9 @@ from baton.deploy.terminal.timings_line import first_token, second_token
 @click.option("--seed", type=int, default=None, help="Same seed, same answer.")
 @click.option("--stop", multiple=True, help="End at this text; may be given several times.")
 @click.option("--stream/--no-stream", default=True, help="Print text as it arrives, or at the end.")
-@router_options
+@takes(RouterChoice)
 def generate(
+    choice: RouterChoice,
     prompt: str,
     chat: bool,
     max_tokens: int,
@@ -30,10 +31,6 @@ def generate(
     seed: int | None,
     stop: tuple[str, ...],
     stream: bool,
-    url: str | None,
-    api_key: str,
-    cacert: Path | None,
-    cluster: str | None,
 ) -> None:
     """Ask a running cluster one question. The answer goes to standard output, timings to standard
     error.
@@ -50,7 +47,7 @@ def generate(
     else:
         body["prompt"] = prompt
     held: list[str] = []
-    for kind, value in stream_text(router_from(url, api_key, cacert, cluster), body, chat=chat):
+    for kind, value in stream_text(router_from(choice), body, chat=chat):
         if kind == "end":
             click.echo("".join(held))
             _account(value)

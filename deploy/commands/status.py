@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,33 +13,31 @@ from rich.text import Text
 
 from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.router_client import RouterClient
-from baton.deploy.client.router_options import router_from, router_options
+from baton.deploy.client.router_options import RouterChoice, router_from
 from baton.deploy.errors import NotRunning
+from baton.deploy.options.click_options import GroupedCommand, takes
 from baton.deploy.terminal.member_lines import render_changes, render_complaints, render_start
 from baton.deploy.terminal.status_table import natural_width, render
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.option("--watch", is_flag=True, help="Redraw until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True,
               help="Seconds between two looks, with --watch.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="What the router says, as JSON.")
-@router_options
+@takes(RouterChoice)
 def status(
+    choice: RouterChoice,
     watch: bool,
     interval: float,
     json_wanted: bool,
-    url: str | None,
-    api_key: str,
-    cacert: Path | None,
-    cluster: str | None,
 ) -> None:
     """Show workers and their roles, requests, owners of state slots and KV pages, and hand-offs.
     Says which processes have died, are late or start; with --url, what the router knows alone.
     """
-    found = router_from(url, api_key, cacert, cluster, starting=True)
+    found = router_from(choice, starting=True)
     router = RouterClient(found.url, found.api_key, found.trust)
-    control = None if url else local_control(cluster, starting=True)
+    control = None if choice.url else local_control(choice.cluster, starting=True)
     if json_wanted:
         told = _described(control)
         info = {} if told and told["phase"] == "starting" else router.server_info()

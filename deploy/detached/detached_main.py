@@ -48,7 +48,7 @@ _ANSWER_S = 60.0  # for the supervisor's process to start, and to answer
 class _Listener:
     """The command that waits for the start, while it does."""
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: dict[str, object]) -> None:
         with suppress(OSError):  # it has ended; the start goes on
             os.write(1, json.dumps(message).encode() + b"\n")
 
@@ -80,7 +80,7 @@ def _publish_start(config: ClusterConfig, held: ExitStack) -> None:
     process, name = process_named(os.getpid()), config.name
     described = {"name": name, "phase": "starting", "http_url": "", "parts": {"Ray": "starting"}}
 
-    def stop(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+    def stop(arguments: Mapping[str, object], progress: StartProgress) -> Mapping[str, object]:
         os.kill(os.getpid(), signal.SIGTERM)
         return {}
 

@@ -11,13 +11,12 @@ import socketserver
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from baton.core.supervised import OnFailure, ProcessSupervisor, thread
 from baton.deploy.errors import ControlError, DeployError, NotRunning, StartError
 from baton.deploy.messages.start_progress import StartProgress
 
-Handler = Callable[[Mapping[str, Any], StartProgress], Mapping[str, Any]]
+Handler = Callable[[Mapping[str, object], StartProgress], Mapping[str, object]]
 """Takes a request's arguments and a progress receiver; returns the answer, or raises DeployError.
 
 Arguments and answer are JSON. Handlers run beside each other, on a thread each, and run on when the
@@ -38,7 +37,7 @@ DESCRIBE = "describe"
 class _Told:
     """A `StartProgress` that sends reports to the requesting command until it disconnects."""
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, send: Callable[[Mapping[str, object]], None]) -> None:
         self._send = send
 
     def update(self, part: str, phase: str, fraction: float) -> None:
@@ -71,11 +70,11 @@ def listening(
             else:
                 self._send({"answer": answer})
 
-        def _tell(self, message: Mapping[str, Any]) -> None:
+        def _tell(self, message: Mapping[str, object]) -> None:
             with suppress(OSError):  # the requested work continues without a listener
                 self._send(message)
 
-        def _send(self, message: Mapping[str, Any]) -> None:
+        def _send(self, message: Mapping[str, object]) -> None:
             self.wfile.write(json.dumps(message).encode() + b"\n")
 
     return serving(path, RequestHandler, owner)
@@ -101,14 +100,14 @@ def serving(
         path.unlink(missing_ok=True)
 
 
-def request_line(name: str, arguments: Mapping[str, Any]) -> bytes:
+def request_line(name: str, arguments: Mapping[str, object]) -> bytes:
     """Return the line that carries a request."""
     return json.dumps({"request": name, "arguments": arguments}).encode() + b"\n"
 
 
 def ask(
-    path: Path, name: str, arguments: Mapping[str, Any], progress: StartProgress
-) -> Mapping[str, Any]:
+    path: Path, name: str, arguments: Mapping[str, object], progress: StartProgress
+) -> Mapping[str, object]:
     """Send a request and return its answer.
 
     Raises NotRunning, or DeployError with the other side's message.
@@ -127,7 +126,7 @@ def ask(
         raise NotRunning(f"no `baton serve` answers at {path}: {err}") from err
 
 
-def answer_in(lines: Iterable[bytes], progress: StartProgress) -> Mapping[str, Any]:
+def answer_in(lines: Iterable[bytes], progress: StartProgress) -> Mapping[str, object]:
     """Report the progress in the lines of a reply, and return the answer that follows.
 
     Raises DeployError with the message of an error, or NotRunning if the lines end before either.
@@ -137,7 +136,7 @@ def answer_in(lines: Iterable[bytes], progress: StartProgress) -> Mapping[str, A
         if "error" in message:
             raise DeployError(message["error"])
         if "answer" in message:
-            answer: Mapping[str, Any] = message["answer"]
+            answer: Mapping[str, object] = message["answer"]
             return answer
         if "detail" in message:
             progress.done(message["part"], message["detail"])
@@ -146,7 +145,7 @@ def answer_in(lines: Iterable[bytes], progress: StartProgress) -> Mapping[str, A
     raise NotRunning("the cluster ended before it answered")
 
 
-def _handle(line: bytes, handlers: Handlers, progress: StartProgress) -> Mapping[str, Any]:
+def _handle(line: bytes, handlers: Handlers, progress: StartProgress) -> Mapping[str, object]:
     """Return the answer to a request. Raises DeployError."""
     try:
         request = json.loads(line)
