@@ -11,6 +11,8 @@ import uvloop
 
 from baton.bench.cluster.stream_client import RequestFailed
 from baton.bench.contract import percentile
+from baton.deploy.client.router_client import key_header
+from baton.deploy.client.router_options import RouterAddress
 
 DEADLINE_S = 300.0
 
@@ -31,8 +33,12 @@ class Replies:
         return 1000 * percentile(self.latencies_s, share)
 
 
-def post_all(url: str, bodies: Sequence[bytes], connections: int) -> Replies:
+def post_all(
+    url: str, bodies: Sequence[bytes], connections: int, proof: RouterAddress | None = None
+) -> Replies:
     """POST JSON bodies to `url`, over so many connections, each with one request at a time.
+
+    proof: the key that opens the server, and whom to trust over TLS; None: it needs neither.
 
     Raises RequestFailed for any reply but 200, and after `DEADLINE_S`.
     """
@@ -42,19 +48,23 @@ def post_all(url: str, bodies: Sequence[bytes], connections: int) -> Replies:
         latencies: list[float] = []
         loop = asyncio.get_running_loop()
         opened: list[_Poster] = []
-        head = f"POST {where.path} HTTP/1.1\r\nHost: {where.netloc}\r\n".encode()
+        named = key_header("" if proof is None else proof.api_key) | {"Host": where.netloc}
+        lines = [f"POST {where.path} HTTP/1.1", *(f"{name}: {named[name]}" for name in named), ""]
+        head = "\r\n".join(lines).encode()
+        context = proof.trust() if proof is not None and proof.trust is not None else None
         try:
             async with asyncio.timeout(DEADLINE_S):
                 for _ in range(connections):
                     host, port = where.hostname or "", where.port or 80
-                    opened.append((await loop.create_connection(_Poster, host, port))[1])
+                    opened.append(
+                        (await loop.create_connection(_Poster, host, port, ssl=context))[1]
+                    )
                 began = time.perf_counter()
                 await asyncio.gather(*(each.run(head, left, latencies) for each in opened))
         except (TimeoutError, OSError) as error:
             raise RequestFailed(f"{url}: {error or 'no answer in time'}") from error
         finally:
-            for each in opened:
-                each.close()
+            await asyncio.gather(*(each.close() for each in opened))
         return Replies(latencies, time.perf_counter() - began)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -66,6 +76,7 @@ class _Poster(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._head = b""
         self._bodies: Iterator[bytes] = iter(())
         self._latencies: list[float] = []
@@ -80,15 +91,18 @@ class _Poster(asyncio.Protocol):
             self._next()
         await self._over
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Close the connection, and wait for its end."""
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
+        await self._closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._closed.set_result(None)
         if not self._over.done():
             self._over.set_exception(error or ConnectionResetError("the server closed"))
 

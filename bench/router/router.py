@@ -1,20 +1,18 @@
 """`baton bench router`: what a router adds to a request, beside SGLang's."""
 
 import asyncio
-import json
 import random
-import string
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
 
-from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster.load import figures
 from baton.bench.cluster.stream_client import Exchange, RequestFailed, StreamedAnswer, exchange
 from baton.bench.contract import (
@@ -26,11 +24,16 @@ from baton.bench.contract import (
     show,
     summarise,
 )
+from baton.bench.router.bodies import TEXT, generate_bodies, short_text
+from baton.bench.router.chat_model import write_chat_model
 from baton.bench.router.decisions import Decisions
 from baton.bench.router.direct import ask_rank
 from baton.bench.router.http_client import DEADLINE_S, Replies, post_all
+from baton.bench.router.request_cpu import CountedRouter
 from baton.bench.router.sglang_router import NAME, missing, sglang_router
+from baton.bench.sessions.client_port import ClientPort
 from baton.bench.sessions.rig import Rig, rig
+from baton.bench.sessions.thread_cpu import thread_seconds
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
@@ -43,7 +46,6 @@ WORKERS = (64, 1024)
 STEP_S = 0.004
 STREAMS, STREAM_TOKENS = 64, 96
 WARM = 50  # requests that are not measured
-TEXT = 64  # characters of a prompt
 MODEL = "model"
 
 
@@ -71,6 +73,11 @@ def router(
     HTTP less that of the same worker without a router between (direct_ms), over its own protocol.
     requests_s: with --connections at a time; tokens_s: of 64 streams. SGLang's router, between a
     prefill and a decode worker, has the same clients and bodies in turns.
+
+    cpu_us_request_KIND: CPU time of all threads of the router for a request, --connections at a
+    time: generate, 64 characters; chat, a body of 600 bytes; turn, a body of 60 KB with 20 tools
+    that continues a conversation, and first_turn, which begins it. KIND_secure: with API keys and
+    TLS.
 
     decision_us_N: CPU time of a placement among N workers, hashing the prompt included, with a
     million cached prefixes and prompts as long as those of a conversation trace, 12,000 tokens in
@@ -105,6 +112,8 @@ def router(
         peer = summarise(rounds[1])
         results["added_ratio"] = results["added_ms_p50"] / float(peer["added_ms_p50"])
         results["requests_s_ratio"] = results["requests_s"] / float(peer["requests_s"])
+        for key in ("cpu_us_request_generate", "cpu_us_request_chat", "cpu_us_request_turn"):
+            results[f"{key}_ratio"] = results[key] / float(peer[key])
     config = {"requests": requests, "connections": connections, "streams": STREAMS,
               "repeats": repeats, "seed": seed}  # fmt: skip
     show(Report("router", config, results, peers={NAME: peer}), json_wanted)
@@ -120,8 +129,13 @@ def _numbered(key: str, workers: int) -> str:
 class _Sides:
     """A router and its worker, each as clients reach it."""
 
-    url: str  # of the router
+    router: CountedRouter
     direct: "_Direct"
+    secured: CountedRouter | None = None  # with keys and TLS, before the same worker
+
+    @property
+    def url(self) -> str:
+        return self.router.address.url
 
 
 class _Direct:
@@ -145,12 +159,16 @@ class _Shape:
 
     def measured(self, sides: _Sides, rng: random.Random) -> dict[str, float]:
         url = f"{sides.url}/generate"
-        post_all(url, _bodies(WARM, rng), self.connections)
-        alone = post_all(url, _bodies(self.requests, rng), 1)
-        direct = sides.direct.ask(_bodies(self.requests, rng))
-        many = post_all(url, _bodies(5 * self.requests, rng), self.connections)
+        post_all(url, generate_bodies(WARM, rng), self.connections)
+        alone = post_all(url, generate_bodies(self.requests, rng), 1)
+        direct = sides.direct.ask(generate_bodies(self.requests, rng))
+        many = post_all(url, generate_bodies(5 * self.requests, rng), self.connections)
         streams = figures(_streams(sides.url, rng), 0)
-        return {
+        costs = sides.router.costs(5 * self.requests, self.connections, rng)
+        if sides.secured is not None:
+            secured = sides.secured.costs(5 * self.requests, self.connections, rng)
+            costs |= {f"{key}_secure": value for key, value in secured.items()}
+        return costs | {
             "added_ms_p50": alone.ms(0.5) - direct.ms(0.5),
             "added_ms_p99": alone.ms(0.99) - direct.ms(0.5),
             "direct_ms_p50": direct.ms(0.5),
@@ -159,22 +177,10 @@ class _Shape:
         }
 
 
-def _bodies(count: int, rng: random.Random) -> list[bytes]:
-    """Return requests for one token, as both routers take them."""
-    once = {"max_new_tokens": 1}
-    return [
-        json.dumps({"text": _text(rng), "sampling_params": once}).encode() for _ in range(count)
-    ]
-
-
-def _text(rng: random.Random) -> str:
-    return "".join(rng.choices(string.ascii_lowercase + " ", k=TEXT))
-
-
 def _streams(url: str, rng: random.Random) -> list[StreamedAnswer]:
     """Return the answers of STREAMS streams, all at once."""
     more = {"max_tokens": STREAM_TOKENS, "ignore_eos": True, "return_token_ids": True}
-    bodies = [{"model": MODEL, "prompt": _text(rng), **more} for _ in range(STREAMS)]
+    bodies = [{"model": MODEL, "prompt": short_text(rng), **more} for _ in range(STREAMS)]
 
     async def all_() -> list[Exchange]:
         server = RouterAddress(url)
@@ -188,21 +194,29 @@ def _streams(url: str, rng: random.Random) -> list[StreamedAnswer]:
 def _our_router(rng: random.Random) -> Iterator[_Sides]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        model = write_checkpoint(folder / "model", GRANITE_SMALL)
+        model = write_chat_model(folder / "model")
         credentials = stack.enter_context(cluster_credentials(None))
-        up: Rig = stack.enter_context(rig(model, credentials, 1, 1, rng))
+        secured = ClientPort.secured(folder, credentials.issue(ProcessRole.ROUTER, "clients"))
+        up: Rig = stack.enter_context(
+            rig(model, credentials, 2, 1, rng, ports=[ClientPort(), secured])
+        )
         credentials.issue(ProcessRole.ROUTER, "router-direct")
-        stack.enter_context(up.ranks(1, STEP_S, eager=True))
+        stack.enter_context(up.ranks(1, STEP_S, 2, eager=True))
         workers = RouterClient(up.urls[0]).server_info()["workers"]
         (rank,) = (each for each in workers if each["role"] == "decode")
         identity = WorkerIdentity(
             worker_id=rank["worker_id"], incarnation=1, address=rank["address"], role=DECODE
         )
         trust = Credentials(credentials.folder_of(ProcessRole.ROUTER, "router-direct"))
-        yield _Sides(up.urls[0], _Direct(rank=identity, trust=trust))
+        counted = [
+            CountedRouter(address, partial(up.cpu_s, number))
+            for number, address in enumerate(up.addresses)
+        ]
+        yield _Sides(counted[0], _Direct(rank=identity, trust=trust), counted[1])
 
 
 @contextmanager
 def _their_router(python: Path) -> Iterator[_Sides]:
-    with sglang_router(python, STEP_S) as (url, worker):
-        yield _Sides(url, _Direct(worker))
+    with sglang_router(python, STEP_S) as (url, worker, pid):
+        counted = CountedRouter(RouterAddress(url), lambda: thread_seconds(pid, {}).total())
+        yield _Sides(counted, _Direct(worker))

@@ -34,9 +34,10 @@ def missing(python: Path) -> Peer | None:
 
 
 @contextmanager
-def sglang_router(python: Path, step_s: float) -> Iterator[tuple[str, str]]:
+def sglang_router(python: Path, step_s: float) -> Iterator[tuple[str, str, int]]:
     """Run the router before a prefill and a decode worker, whose streams have a token each `step_s`
-    seconds. Yields its URL and the decode worker's. Raises RequestFailed if it does not start.
+    seconds. Yields its URL, the decode worker's, and its process id. Raises RequestFailed if it
+    does not start.
     """
     with child(serve_http, (2, step_s)) as workers:
         prefill, decode = workers.first
@@ -50,7 +51,7 @@ def sglang_router(python: Path, step_s: float) -> Iterator[tuple[str, str]]:
         try:
             url = f"http://127.0.0.1:{port}"
             _await_answer(url, process)
-            yield url, decode
+            yield url, decode, process.pid
         finally:
             process.terminate()
             try:

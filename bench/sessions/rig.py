@@ -14,6 +14,7 @@ import uvloop
 
 from baton.bench.cluster.load import DEADLINE_S
 from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
+from baton.bench.sessions.client_port import ClientPort
 from baton.bench.sessions.mix import Lengths
 from baton.bench.sessions.processes import (
     Child,
@@ -62,9 +63,14 @@ class Rig:
     """Routers, and the certificates of the ranks that may join them."""
 
     def __init__(
-        self, routers: Sequence[Child], credentials: ClusterCredentials, rng: random.Random
+        self,
+        routers: Sequence[Child],
+        ports: Sequence[ClientPort],
+        credentials: ClusterCredentials,
+        rng: random.Random,
     ) -> None:
         self._routers = routers
+        self._ports = ports
         self._credentials = credentials
         self._rng = rng
         self._ranks: Child | None = None  # of the newest `ranks`
@@ -86,16 +92,16 @@ class Rig:
             eager,
         )
         with child(play_ranks, plan) as ranks:
-            for address in self.urls[:routers]:
+            for address in self.addresses[:routers]:
                 _wait_for(address, lambda ready: ready == count + 1)
             self._ranks = ranks
             yield
-        for address in self.urls[:routers]:
+        for address in self.addresses[:routers]:
             _wait_for(address, lambda ready: ready == 0)
 
     def play(self, requests: Sequence[Lengths], routers: int = 1) -> Round:
         """Send all requests at once, dealt out to the first `routers` routers."""
-        servers = [RouterAddress(url) for url in self.urls[:routers]]
+        servers = self.addresses[:routers]
         bodies = [self._body(lengths) for lengths in requests]
 
         async def all_() -> list[Exchange]:
@@ -128,7 +134,19 @@ class Rig:
     @property
     def urls(self) -> list[str]:
         """Return where each router answers clients."""
-        return [f"http://{each.first.http_address}" for each in self._routers]
+        return [each.url for each in self.addresses]
+
+    @property
+    def addresses(self) -> list[RouterAddress]:
+        """Return where each router answers clients, with what opens it."""
+        return [
+            port.address(each.first.http_address)
+            for port, each in zip(self._ports, self._routers, strict=True)
+        ]
+
+    def cpu_s(self, router: int) -> float:
+        """Return the CPU seconds so far of all threads of a router."""
+        return thread_seconds(self._routers[router].pid, {}).total()
 
     @property
     def _internal(self) -> tuple[str, ...]:
@@ -162,8 +180,13 @@ def rig(
     ranks: int,
     rng: random.Random,
     lease_ms: int = DEFAULT_LEASE_MS,
+    ports: Sequence[ClientPort] = (),
 ) -> Iterator[Rig]:
-    """Start real routers, each a process, and issue the certificates of `ranks` ranks."""
+    """Start real routers, each a process, and issue the certificates of `ranks` ranks.
+
+    ports: of the first routers, for clients; those of the others are open to everybody
+    """
+    ports = [*ports, *[ClientPort()] * (routers - len(ports))]
     for role, names in (
         (ProcessRole.PREFILL, ["prefill-0"]),
         (ProcessRole.DECODE, worker_names(ranks)),
@@ -182,18 +205,23 @@ def rig(
                         max_queued=100_000,
                         max_queued_tokens=1 << 40,
                         lease_ms=lease_ms,
+                        api_keys=port.keys,
+                        client_tls=port.tls,
                     ),
                 )
             )
-            for number in range(routers)
+            for number, port in enumerate(ports)
         ]
-        yield Rig(started, credentials, rng)
+        yield Rig(started, ports, credentials, rng)
 
 
-def _wait_for(url: str, enough: Any) -> None:
+def _wait_for(router: RouterAddress, enough: Any) -> None:
     """Wait until the number of ready workers of a router is right. Raises PeerLostError."""
-    client, until = RouterClient(url), time.monotonic() + READY_S
+    client = RouterClient(router.url, router.api_key, router.trust)
+    until = time.monotonic() + READY_S
     while not enough(sum(bool(w["ready"]) for w in client.server_info()["workers"])):
         if time.monotonic() > until:
-            raise PeerLostError(f"the ranks did not join or leave {url} within {READY_S:g} s")
+            raise PeerLostError(
+                f"the ranks did not join or leave {router.url} within {READY_S:g} s"
+            )
         time.sleep(0.1)

@@ -3,12 +3,24 @@
 import json
 import random
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from baton.api.request_body import LARGE_BYTES
 from baton.bench.cluster.stream_client import RequestFailed
 from baton.bench.router import router as bench
+from baton.bench.router.bodies import (
+    CHAT_BYTES,
+    TOOLS,
+    TURN_BYTES,
+    TURNS,
+    Conversation,
+    chat_bodies,
+    generate_bodies,
+)
 from baton.bench.router.decisions import Decisions
 from baton.bench.router.http_client import post_all
 from baton.bench.router.http_worker import serve_http
@@ -32,11 +44,32 @@ def test_canned_http_workers_answer_each_body_and_stream_tokens() -> None:
 def test_our_router_and_its_rank_are_measured_with_and_without_it() -> None:
     rng = random.Random()
     with bench._our_router(rng) as sides:
-        assert len(sides.direct.ask(bench._bodies(5, rng)).latencies_s) == 5
+        assert len(sides.direct.ask(generate_bodies(5, rng)).latencies_s) == 5
         measured = bench._Shape(requests=10, connections=2).measured(sides, rng)
         assert min(measured["requests_s"], measured["tokens_s"], measured["direct_ms_p50"]) > 0
+        kinds = ("generate", "chat", "first_turn", "turn")
+        costs = [measured[f"cpu_us_request_{kind}"] for kind in kinds]
+        secured = [measured[f"cpu_us_request_{kind}_secure"] for kind in kinds]
+        assert min(*costs, *secured) > 0
+        assert sides.secured is not None
+        at = sides.secured.address
+        with pytest.raises(RequestFailed, match="401"):
+            post_all(f"{at.url}/generate", generate_bodies(1, rng), 1, replace(at, api_key=""))
         with pytest.raises(RequestFailed, match="not 200"):
             post_all(f"{sides.url}/generate", [b'{"x": 1}'], connections=1)
+
+
+def test_each_turn_of_a_conversation_repeats_the_ones_before() -> None:
+    rng = random.Random(5)
+    bodies = Conversation.draw(rng).bodies()
+    turns = [json.loads(body) for body in bodies]
+    for before, after in pairwise(turns):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert after["tools"] == before["tools"]
+    assert len(turns) == TURNS and len(turns[0]["tools"]) == TOOLS
+    assert {turn["messages"][-1]["role"] for turn in turns} == {"user"}
+    assert all(0.75 * TURN_BYTES < len(body) < LARGE_BYTES for body in bodies)
+    assert {len(body) for body in chat_bodies(9, rng)} == {CHAT_BYTES}
 
 
 def test_a_python_without_the_peer_is_named_with_the_reason() -> None:
