@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from baton.api.call_log import CallRecord
 from baton.api.deadline import Deadline
-from baton.core.cache_salt import SHARED, make_salt
+from baton.core.cache_salt import SHARED, text_scope
 from baton.core.finish import Finished
 from baton.core.grammar import Grammar
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
@@ -59,7 +59,7 @@ class GenerateRequest:
         """The name of the requests whose texts its drafts may be guessed from: those of its API key
         with its salt, whoever shares cached prefixes.
         """
-        return make_salt(self.owner or "", self.cache_salt)
+        return text_scope(self.owner, self.cache_salt)
 
     def is_meant(self, name: str | None, owner: str | None) -> bool:
         """Return True if an abort of `name`, on behalf of `owner`, is for this request.

@@ -43,9 +43,12 @@ class LargeBody(Protocol):
     """A body with prompts."""
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
-        """Return the body without its prompts, and what was made of them. Raises `ApiError`."""
+        """Return the body without its prompts, and what was made of them. Raises `ApiError`.
+
+        owner: the name of the API key, as in `GenerateRequest`.
+        """
         ...
 
 
@@ -93,6 +96,7 @@ async def _done(text: TextService, job: Job, data: bytes) -> Result:
                 add_special_tokens=job.add_special_tokens,
                 param=job.param,
                 most=job.most,
+                scope=job.scope,
             )
             return array("i", ids)
         return await _parsed(text, job, data)
@@ -106,7 +110,7 @@ async def _done(text: TextService, job: Job, data: bytes) -> Result:
 async def _parsed(text: TextService, job: ParseJob, data: bytes) -> Parsed:
     body, prepared = parse_body(job.kind, data, job.unknown), Prepared()
     if isinstance(body, LargeBody):
-        body, prepared = await body.prepare(text, job.models)
+        body, prepared = await body.prepare(text, job.models, job.owner)
     rest = len(pickle.dumps(body))
     if rest > MAX_REST:
         raise ApiError(

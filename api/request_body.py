@@ -64,12 +64,14 @@ class BodyReader:
                     async for each in chunks:
                         file.write(each)
                         await self.large.pace.took(len(each))
-                    parse = self._parse(self.large, kind, file)
+                    parse = self._parse(self.large, kind, file, owner_of(request))
                     return await unless_disconnected(request.receive, parse)
         return parse_body(kind, b"".join(parts), self.unknown)
 
-    async def _parse(self, large: LargeRequests, kind: type[BodyT], file: BodyFile) -> BodyT:
-        job = ParseJob(kind, self.unknown, await self.backend.models())
+    async def _parse(
+        self, large: LargeRequests, kind: type[BodyT], file: BodyFile, owner: str | None
+    ) -> BodyT:
+        job = ParseJob(kind, self.unknown, await self.backend.models(), owner)
         found = await large.parse(job, file)
         assert isinstance(found.body, kind)
         return found.body.with_prepared(found.prepared)

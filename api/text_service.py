@@ -28,6 +28,7 @@ from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.model_folder import ANY_NAME
 from baton.text.parser_names import reasoning_format_of, tool_format_of
+from baton.text.prompt_memory import PromptMemory
 from baton.text.reasoned_grammar import behind_reasoning
 from baton.text.reasoning import ReasoningState
 from baton.text.reasoning_meter import ReasoningMeter
@@ -82,6 +83,7 @@ class TextService:
         self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )
+        self._memory = PromptMemory(tokenizer)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         folder = tokenizer.folder
         self.large = None if alone or folder is None else LargeRequests(folder, template.options)
@@ -105,11 +107,13 @@ class TextService:
         add_special_tokens: bool = True,
         param: str = "prompt",
         most: int | None = None,
+        scope: bytes | None = None,
     ) -> Sequence[int]:
         """Return a prompt's token ids.
 
-        most: tokens that the context has room for; None: any number may come. Raises
-        INVALID_REQUEST naming `param` for text that has no ids, or more than `most`.
+        most: tokens that the context has room for; None: any number may come. scope: of the
+        requests whose equal parts need not be tokenised again; None: none. Raises INVALID_REQUEST
+        naming `param` for text that has no ids, or more than `most`.
         """
         if not text:
             raise invalid(param, f"{param} is empty; expected some text", expected="text")
@@ -118,20 +122,22 @@ class TextService:
         if longest is not None and len(text) > bound * longest:
             raise _too_long(param, f"at least {-(-len(text) // longest)}", bound, bound)
         if len(text) > LONG_CHARS and self.large is not None:
-            return await self.large.encode(EncodeJob(add_special_tokens, param, bound), text)
-        if len(text) > INLINE_CHARS:
-            found = await self._run(
-                lambda: _tuple(self.tokenizer.encode_upto(text, bound, add_special_tokens)),
-                len(text),
-                param,
-            )
-        else:
-            found = await self._run(
-                lambda: tuple(self.tokenizer.encode(text, add_special_tokens)), len(text), param
-            )
+            return await self.large.encode(EncodeJob(add_special_tokens, param, bound, scope), text)
+        found = await self._run(
+            lambda: self._encoded(text, bound, add_special_tokens, scope), len(text), param
+        )
         if isinstance(found, int):
             raise _too_long(param, str(found), bound, bound)
         return found
+
+    def _encoded(
+        self, text: str, bound: int, add_special_tokens: bool, scope: bytes | None
+    ) -> tuple[int, ...] | int:
+        if scope is not None and not add_special_tokens:
+            return _tuple(self._memory.encode_upto(text, bound, scope))
+        if len(text) > INLINE_CHARS:
+            return _tuple(self.tokenizer.encode_upto(text, bound, add_special_tokens))
+        return tuple(self.tokenizer.encode(text, add_special_tokens))
 
     async def encode_chat(
         self,
@@ -143,10 +149,11 @@ class TextService:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         most: int | None = None,
+        scope: bytes | None = None,
     ) -> ChatPrompt:
         """Return the token ids of a conversation, rendered by the model's chat template.
 
-        most: as for `encode`.
+        most, scope: as for `encode`.
         """
 
         def render() -> tuple[str, ReasoningState]:
@@ -165,7 +172,11 @@ class TextService:
         if not prompt:
             raise invalid("messages", "messages make an empty prompt by the chat template")
         ids = await self.encode(
-            prompt, add_special_tokens=add_special_tokens, param="messages", most=most
+            prompt,
+            add_special_tokens=add_special_tokens,
+            param="messages",
+            most=most,
+            scope=scope,
         )
         return ChatPrompt(ids, thinking)
 
@@ -312,7 +323,7 @@ def size_of(values: object, enough: int) -> int:
     return size
 
 
-def _tuple(found: list[int] | int) -> tuple[int, ...] | int:
+def _tuple(found: Sequence[int] | int) -> tuple[int, ...] | int:
     return found if isinstance(found, int) else tuple(found)
 
 

@@ -36,7 +36,7 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its prompt, and the reply. Raises `ApiError`."""
         prepared = Prepared(reply=bytes((await self.reply(text, models)).body))
@@ -84,7 +84,7 @@ class DetokenizeBody(Body):
     tokens: ListOf[int]
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its tokens, and the reply. Raises `ApiError`."""
         prepared = Prepared(reply=bytes((await self.reply(text, models)).body))

@@ -32,6 +32,15 @@ def make_salt(*parts: str | bytes) -> bytes:
     return digest.digest()
 
 
+def text_scope(owner: str | None, salt: bytes) -> bytes:
+    """Return the name of the requests that may learn of each other's texts.
+
+    owner: the name of their API key; None: no keys are asked for. Others of the same salt may share
+    cached prefixes, but whether a text is known is told to nobody else.
+    """
+    return make_salt(owner or "", salt)
+
+
 def is_salt(salt: bytes) -> bool:
     """Return True for SHARED and for any digest of `make_salt`."""
     return len(salt) in (0, SALT_BYTES)

@@ -10,6 +10,7 @@ from baton.text.byte_table import ByteTable, longest_token
 from baton.text.chat_template import ChatTemplate
 from baton.text.errors import EncodingError, TokenizerFileError
 from baton.text.model_folder import read_text
+from baton.text.prompt_cuts import PromptCuts
 from baton.text.special_tokens import SpecialTokens, read_special_tokens
 from baton.text.template_options import TemplateOptions
 from baton.text.turn_ends import turn_ends
@@ -44,6 +45,8 @@ class Tokenizer:
         self.folder = folder
         self.longest_token = longest_token(backend)
         """The most bytes of text that one token can stand for; None: any number."""
+        self.prompt_cuts = PromptCuts.of(backend)
+        """The places at which prompts can be cut into parts; None: nowhere."""
         self.special = special
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1

@@ -134,10 +134,10 @@ class ConversationBody(Body):
         ).with_prepared(self.prepared)
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its messages, and the prompt's token ids. Raises `ApiError`."""
-        _, prepared = await self.chat_body().prepare(text, models)
+        _, prepared = await self.chat_body().prepare(text, models, owner)
         none = {
             "messages": [{"role": "user", "content": ""}],
             "system": None,

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from baton.api.access.access import owner_of
 from baton.api.anthropic.body import ConversationBody, MessagesBody
 from baton.api.anthropic.writer import MessageWriter
 from baton.api.disconnect import unless_disconnected
@@ -49,7 +50,8 @@ class MessagesEndpoint:
         chat = body.chat_body()
         chat.check()
         model = served_model(chat.model, await self.turns.backend.models())
-        prompt = await chat.encode(self.turns.text, chat.tool_rule(), model)
+        owner = owner_of(request)
+        prompt = await chat.encode(self.turns.text, chat.tool_rule(), model, owner)
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
 

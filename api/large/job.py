@@ -26,6 +26,7 @@ class ParseJob:
     kind: type[Body]
     unknown: UnknownFields
     models: Sequence[ModelInfo]
+    owner: str | None  # the name of the API key, as in `GenerateRequest`
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class EncodeJob:
     add_special_tokens: bool
     param: str
     most: int
+    scope: bytes | None = None
 
 
 @dataclass(frozen=True)

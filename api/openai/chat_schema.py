@@ -17,6 +17,7 @@ from baton.api.prepared import Prepared
 from baton.api.schema import SamplingBody
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
 from baton.api.truncation import most_tokens, truncated
+from baton.core.cache_salt import text_scope
 from baton.text.conversation import Message
 
 
@@ -102,14 +103,14 @@ class ChatBody(SamplingBody):
         return found | (self.chat_template_kwargs or {})
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its messages and prediction, and their token ids. Raises
         `ApiError`.
         """
         self.check()
         model = served_model(self.model, models)
-        prompt = await self.encode(text, self.tool_rule(), model)
+        prompt = await self.encode(text, self.tool_rule(), model, owner)
         ids = truncated(prompt.ids, self, model, self.answer_tokens)
         self.room(ids, model)
         predicted = array("i", await self.predicted(text, model))
@@ -124,9 +125,12 @@ class ChatBody(SamplingBody):
         return self.model_copy(update=none), prepared
 
     async def encode(
-        self, text: TextService, rule: ToolRule | None, model: ModelInfo
+        self, text: TextService, rule: ToolRule | None, model: ModelInfo, owner: str | None
     ) -> ChatPrompt:
-        """Return the conversation's token ids. Raises `ApiError`."""
+        """Return the conversation's token ids. Raises `ApiError`.
+
+        owner: the name of the API key, as in `GenerateRequest`.
+        """
         if self.prepared is not None:
             return ChatPrompt(self.prepared.prompts[0], self.prepared.thinking)
         if rule is not None and not rule.forced and text.tools is None:
@@ -143,6 +147,7 @@ class ChatBody(SamplingBody):
             tools=None if rule is None else rule.offered,
             variables=self.variables(),
             most=most_tokens(self, model),
+            scope=text_scope(owner, self.salt),
         )
 
     async def predicted(self, text: TextService, model: ModelInfo) -> Sequence[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from baton.api.access.access import admit
+from baton.api.access.access import admit, owner_of
 from baton.api.answers import AnswerDelta, stream_answers
 from baton.api.backend import Backend, ModelInfo, ThinkingBudget
 from baton.api.deadline import within
@@ -94,7 +94,7 @@ class ChatTurns:
                 grammar, field = await self.text.usable_grammar(
                     lambda schemas: self._grammar(body, rule, schemas), request.scope
                 )
-            prompt = await body.encode(self.text, rule, model)
+            prompt = await body.encode(self.text, rule, model, owner_of(request))
             whole = await self.text.reasoned_grammar(grammar, field, prompt.thinking)
             predicted = tuple(await body.predicted(self.text, model))
         ids = truncated(prompt.ids, body, model, body.answer_tokens)

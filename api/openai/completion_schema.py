@@ -76,7 +76,7 @@ class CompletionBody(SamplingBody):
             )
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its prompts, and their token ids. Raises `ApiError`."""
         self.check()

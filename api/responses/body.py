@@ -151,11 +151,11 @@ class ResponsesBody(SamplingFields):
         return make_body(_ResponseChat, fields).with_prepared(self.prepared)
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its input, and the prompt's token ids. Raises `ApiError`."""
         with own_fields():
-            _, prepared = await self.chat_body().prepare(text, models)
+            _, prepared = await self.chat_body().prepare(text, models, owner)
         return self.model_copy(update={"input": "", "chat_template_kwargs": None}), prepared
 
     def _format(self) -> dict[str, Any] | None:

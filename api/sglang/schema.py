@@ -213,7 +213,7 @@ class GenerateBody(Body):
         ]
 
     async def prepare(
-        self, text: TextService, models: Sequence[ModelInfo]
+        self, text: TextService, models: Sequence[ModelInfo], owner: str | None
     ) -> tuple[Self, Prepared]:
         """Return the body without its prompts, and their token ids. Raises `ApiError`."""
         model = served_model(None, models)
