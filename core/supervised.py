@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, ParamSpec, TypeVar
 
 from baton.core.errors import BatonError, InvariantError, StoppedError
+from baton.core.thread_name import show_name
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +234,7 @@ def child_thread(work: Callable[[], None], name: str, failed: Told) -> threading
     """Call `work` on a daemon thread, and `failed`, on that thread, with what it raises."""
 
     def run() -> None:
+        show_name(name)
         try:
             work()
         except Exception as error:  # the thread's last line: nobody above could catch it
@@ -321,6 +323,7 @@ async def _failure_of(work: AsyncWork, may_return: bool) -> Exception | None:
 def _supervised_thread(
     work: Callable[[], None], owner: ProcessSupervisor, entry: SupervisedWork, may_return: bool
 ) -> None:
+    show_name(entry.name)
     pauses = _Pauses(entry)
     try:
         while True:

@@ -236,6 +236,7 @@ class IncomingHandoff:
     def _complete(self, destination: _Destination, posted: _AllPosted) -> None:
         """Hand the memory over to the owner."""
         self._rank.tickets.close(destination.ticket)
+        self._link.arrived(destination.ticket)
         self._link.forget(self.key)
         self._writing()  # a channel with a thread of its own may report its bytes after Done
         self._handoff.move(HandoffState.COMPLETE)

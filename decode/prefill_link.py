@@ -19,10 +19,12 @@ from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
+from baton.rpc.handoff_joins import JOINS_MINOR, join_to_prefill, parts_of
 from baton.rpc.handshake import check_hello, check_identity
 from baton.rpc.lease import Lease
 from baton.rpc.streams import Outbox, check_cancelled, first_of
 from baton.transfer.channels.channel_set import ChannelSet, Receiver
+from baton.transfer.tickets import Ticket
 from baton.worker.host_process import has_died, may_write_without_us, unprovable
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,11 @@ class PrefillLink:
         """End the calls for a hand-off. Idempotent."""
         self._open.pop(key, None)
 
+    def arrived(self, ticket: Ticket) -> None:
+        """Look for no more bytes under a ticket: all are here, and it is closed."""
+        if self._receiver is not None:
+            self._receiver.moving(ticket.ticket_id, ticket.generation, False, 0)
+
     @property
     def one_sided(self) -> bool:
         """True if the prefill worker may write without this rank's help, see `Receiver`."""
@@ -161,20 +168,22 @@ class PrefillLink:
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
                 async with awake_timeout(self._lease_s):
-                    await self._greet(call, receiver)
+                    theirs = await self._greet(call, receiver)
+                join = join_to_prefill if theirs.protocol_minor >= JOINS_MINOR else None
                 for question in self._quarantine.questions(self.peer):
                     self.send(handoff_pb2.DecodeMessage(cancel=question))
                 lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)
                 beats = itertools.count(1)
                 await first_of(
                     self._read(call, lease, receiver),
-                    self._outbox.drain(call.write),
+                    self._outbox.drain(call.write, join),
                     lease.watch(lambda: self._beat(next(beats))),
                 )
             finally:
                 call.cancel()
 
-    async def _greet(self, call: aio.StreamStreamCall, receiver: Receiver) -> None:
+    async def _greet(self, call: aio.StreamStreamCall, receiver: Receiver) -> common_pb2.Hello:
+        """Return the prefill worker's Hello. Raises BatonError."""
         hello = common_pb2.Hello()
         hello.CopyFrom(self._hello)
         for name, endpoint in receiver.offers.items():
@@ -192,31 +201,38 @@ class PrefillLink:
         if unprovable(ours, process) is not None:
             receiver.bar_one_sided()  # the prefill worker reports the reason
         self.writer = Writer(theirs, process)
+        found: common_pb2.Hello = first.hello
+        return found
 
     async def _read(self, call: aio.StreamStreamCall, lease: Lease, receiver: Receiver) -> None:
         while (message := await call.read()) is not aio.EOF:
             lease.heard()
-            kind = message.WhichOneof("kind")
-            if kind is None or kind == "hello":
-                continue
-            if kind == "heartbeat":
-                sent_s = self._heartbeats_sent_s.pop(message.heartbeat.sequence, -math.inf)
-                self._round_trip_s = min(self._round_trip_s, time.monotonic() - sent_s)
-                continue
-            if kind == "channel":
-                self._chosen(message.channel, receiver)
-                continue
-            if kind == "moving":  # also after the hand-off's end: it stops the polling
-                word = message.moving
-                receiver.moving(word.ticket_id, word.generation, word.under_way, word.segments)
-                continue
-            if kind == "drained":
-                self._quarantine.drained(message.drained.ticket_id, message.drained.generation)
-                continue
-            about = getattr(message, kind)
-            handoff = self._open.get((about.request_id, about.attempt))
-            if handoff is not None:
-                handoff.on_message(message)
+            for part in parts_of(message):
+                self._take(part, receiver)
+
+    def _take(self, message: handoff_pb2.PrefillMessage, receiver: Receiver) -> None:
+        kind = message.WhichOneof("kind")
+        if kind in (None, "hello", "several"):
+            return
+        if kind == "heartbeat":
+            sent_s = self._heartbeats_sent_s.pop(message.heartbeat.sequence, -math.inf)
+            self._round_trip_s = min(self._round_trip_s, time.monotonic() - sent_s)
+            return
+        if kind == "channel":
+            self._chosen(message.channel, receiver)
+            return
+        if kind == "moving":  # also after the hand-off's end: it stops the polling
+            word = message.moving
+            receiver.moving(word.ticket_id, word.generation, word.under_way, word.segments)
+            return
+        if kind == "drained":
+            receiver.moving(message.drained.ticket_id, message.drained.generation, False, 0)
+            self._quarantine.drained(message.drained.ticket_id, message.drained.generation)
+            return
+        about = getattr(message, kind)
+        handoff = self._open.get((about.request_id, about.attempt))
+        if handoff is not None:
+            handoff.on_message(message)
 
     def _chosen(self, word: handoff_pb2.ChannelChosen, receiver: Receiver) -> None:
         self.channel = f"{word.channel}: {word.reason}"

@@ -144,4 +144,7 @@ class HandoffWriter:
                 self._sent = self._sent.plus(segment.kind, nbytes(segment, self._pages))
 
     def _moving(self, under_way: bool, segments: int) -> None:
+        done = self.state in (WriterState.FLUSHING, WriterState.RELEASED)
+        if done and not under_way and self._peer.counts_by_done:
+            return  # Done has said how many segments come, and the rank looks for no more
         self._messages.moving(self._ticket, under_way, segments)

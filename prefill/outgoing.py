@@ -78,6 +78,7 @@ class OutgoingHandoff:
             context.worker_id,
         )
         self._writing: asyncio.Task[None] | None = None  # from the ticket on
+        self._released = False  # the engine has the state's memory back
 
     @property
     def engine_id(self) -> str:
@@ -197,6 +198,7 @@ class OutgoingHandoff:
         target = Holder(destination.slot, tuple(destination.pages))
         await self._writer.write(claim, target, destination.kv_from)
         self._engine.release()  # the pools need not wait for the rank's receipt
+        self._released = True
         await self._writer.receipt()
 
     async def _hand_over(self, claim: Claim, destination: handoff_pb2.Destination) -> None:
@@ -221,7 +223,7 @@ class OutgoingHandoff:
         self._handoff.move(state, reason)
         if self._writing is not None:
             self._writing.cancel()
-        self._writer.stop(lambda: self._engine.cancel(reason))
+        self._writer.stop(lambda: None if self._released else self._engine.cancel(reason))
         self._context.handoffs.close(self._handoff)
         if self._span is not None:  # it has ended already where the prompt was computed
             self._span.end("" if state is HandoffState.COMPLETE else reason)

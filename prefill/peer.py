@@ -10,6 +10,7 @@ from baton.prefill.open_writes import OpenWrites
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer_connection import PeerConnection
 from baton.proto import common_pb2, handoff_pb2
+from baton.rpc.handoff_joins import JOINS_MINOR, join_to_rank, parts_of
 from baton.rpc.lease import Lease
 from baton.rpc.streams import Outbox, first_of
 from baton.transfer.channels.channel_set import ChannelSet
@@ -45,6 +46,7 @@ class DecodePeer:
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
         self._lease = Lease(f"decode rank {self.identity.worker_id}", lease_s)
         self._handoffs: dict[tuple[str, int], OutgoingHandoff] = {}
+        self._join = join_to_rank if hello.protocol_minor >= JOINS_MINOR else None
 
     def send(self, message: handoff_pb2.PrefillMessage) -> None:
         self._outbox.put(message)
@@ -64,7 +66,7 @@ class DecodePeer:
         try:
             await first_of(
                 self._read(messages),
-                self._outbox.drain(context.write),
+                self._outbox.drain(context.write, self._join),
                 self._lease.watch(),
                 self.peer_connection.hold(),
             )
@@ -82,26 +84,30 @@ class DecodePeer:
         async for message in messages:
             self._lease.heard()
             self.peer_connection.heard()
-            match message.WhichOneof("kind"):
-                case "request":
-                    self._start(message.request)
-                case "destination":
-                    destination = message.destination
-                    if handoff := self._find(destination.request_id, destination.attempt):
-                        handoff.on_destination(destination)
-                    else:
-                        self._say_when_drained(destination)
-                case "cancel":
-                    cancel = message.cancel
-                    if handoff := self._find(cancel.request_id, cancel.attempt):
-                        handoff.cancel(cancel.reason)
-                    elif cancel.ticket_id:
-                        self._say_when_drained(cancel)
-                case "offer":
-                    self._offered(message.offer, self)
-                case "heartbeat":
-                    beat = handoff_pb2.PrefillMessage(heartbeat=message.heartbeat)
-                    self.send(beat)
+            for part in parts_of(message):
+                self._take(part)
+
+    def _take(self, message: handoff_pb2.DecodeMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "request":
+                self._start(message.request)
+            case "destination":
+                destination = message.destination
+                if handoff := self._find(destination.request_id, destination.attempt):
+                    handoff.on_destination(destination)
+                else:
+                    self._say_when_drained(destination)
+            case "cancel":
+                cancel = message.cancel
+                if handoff := self._find(cancel.request_id, cancel.attempt):
+                    handoff.cancel(cancel.reason)
+                elif cancel.ticket_id:
+                    self._say_when_drained(cancel)
+            case "offer":
+                self._offered(message.offer, self)
+            case "heartbeat":
+                beat = handoff_pb2.PrefillMessage(heartbeat=message.heartbeat)
+                self.send(beat)
 
     def _start(self, request: handoff_pb2.PrefillRequest) -> None:
         if self._find(request.request_id, request.attempt) is not None:

@@ -64,23 +64,31 @@ class StateOffer(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class DecodeMessage(_message.Message):
-    __slots__ = ("hello", "request", "cancel", "destination", "heartbeat", "offer")
+    __slots__ = ("hello", "request", "cancel", "destination", "heartbeat", "offer", "several")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     request: PrefillRequest
     cancel: CancelPrefill
     destination: Destination
     heartbeat: _common_pb2.Heartbeat
     offer: StateOffer
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelPrefill, _Mapping]] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., offer: _Optional[_Union[StateOffer, _Mapping]] = ...) -> None: ...
+    several: DecodeMessages
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelPrefill, _Mapping]] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., offer: _Optional[_Union[StateOffer, _Mapping]] = ..., several: _Optional[_Union[DecodeMessages, _Mapping]] = ...) -> None: ...
+
+class DecodeMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[DecodeMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[DecodeMessage, _Mapping]]] = ...) -> None: ...
 
 class PrefillMessage(_message.Message):
-    __slots__ = ("hello", "wanted", "first_token", "progress", "done", "failed", "drained", "heartbeat", "scores", "channel", "moving")
+    __slots__ = ("hello", "wanted", "first_token", "progress", "done", "failed", "drained", "heartbeat", "scores", "channel", "moving", "several")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +100,7 @@ class PrefillMessage(_message.Message):
     SCORES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     wanted: DestinationWanted
     first_token: FirstToken
@@ -103,7 +112,14 @@ class PrefillMessage(_message.Message):
     scores: PromptScores
     channel: ChannelChosen
     moving: Moving
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
+    several: PrefillMessages
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ..., several: _Optional[_Union[PrefillMessages, _Mapping]] = ...) -> None: ...
+
+class PrefillMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[PrefillMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[PrefillMessage, _Mapping]]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at", "priority", "cache_salt", "junctions", "trace")

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, Protocol, TypeVar
 
 from baton.core.errors import StoppedError
@@ -62,6 +64,8 @@ class EnginePort:
         self._on_load: Callable[[], None] = lambda: None
         self._on_step = on_step
         self._step_watcher: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._told: list[Callable[[], object]] = []  # calls that the asyncio thread is to make
         self._loop = EngineLoop(engine, self._events, self._failed, self._stepped)
 
     def start(self, handler: EngineBatchHandler, on_load: Callable[[], None]) -> None:
@@ -109,9 +113,12 @@ class EnginePort:
         called with what `fn` raised.
         """
 
+        def answered(result: T) -> None:
+            then(result)
+            self._on_load()
+
         def run(engine: Engine) -> None:
-            self._tell(then, fn(engine))
-            self._tell(self._on_load)
+            self._tell(answered, fn(engine))
 
         def done(future: "Future[None]") -> None:
             if (error := future.exception()) is not None:
@@ -139,16 +146,26 @@ class EnginePort:
         self._tell(self._deliver, batch)
 
     def _tell(self, receiver: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a receiver on the asyncio thread, where the loop would only log what it raises."""
+        """Call a receiver on the asyncio thread, in the order of the calls.
 
-        def told() -> None:
+        All that is told before the loop's next turn wakes it once.
+        """
+        with self._lock:
+            asleep = not self._told
+            self._told.append(partial(receiver, *args, **kwargs))
+        if asleep:
+            self._asyncio.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        """Make the calls that wait. The loop would only log what they raise."""
+        with self._lock:
+            told, self._told = self._told, []
+        for call in told:
             try:
-                receiver(*args, **kwargs)
+                call()
             except Exception as error:  # the loop's last line: nobody above could catch it
                 assert self._handler is not None
                 self._handler.on_lost_event(error)
-
-        self._asyncio.call_soon_threadsafe(told)
 
     def _stepped(self, seconds: float) -> None:
         self._on_step(seconds)

@@ -1,4 +1,4 @@
-"""Counts the hand-offs of one worker and logs every move."""
+"""Counts the hand-offs of one worker and logs how each ended."""
 
 import logging
 import time
@@ -8,6 +8,11 @@ from baton.transfer.handoff import Handoff, HandoffState
 from baton.worker.transfer_metrics import TransferMetrics
 
 log = logging.getLogger(__name__)
+
+ON_THE_WAY = frozenset(
+    {HandoffState.SCHEDULED, HandoffState.RESERVED, HandoffState.WRITING, HandoffState.ACTIVE}
+)
+"""Moves to these are logged at DEBUG: each line costs as much as a message."""
 
 
 class HandoffTracker:
@@ -36,7 +41,8 @@ class HandoffTracker:
         self._add(source, -1)
         self._add(to, 1)
         self._time(handoff, to)
-        log.info(
+        log.log(
+            logging.DEBUG if to in ON_THE_WAY else logging.INFO,
             "hand-off moved",
             extra={
                 "request_id": handoff.request_id,

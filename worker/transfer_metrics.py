@@ -33,12 +33,25 @@ class TransferMetrics:
             for side, way in zip(_SIDES, ("from here", "to here"), strict=True)
         }
         side = "outgoing" if role is Role.PREFILL else "incoming"
-        self._states, self._moves = states[side], moves[side]
-        self._sent = make.counter(
-            "sent_bytes", "Bytes of KV and state sent to other workers.", "kind"
-        )
-        self._received = make.counter(
+        # Every series, exported at 0: a rate needs the value before the first event. They are kept,
+        # because finding one by its labels takes longer than counting.
+        self._states = {
+            state: states[side].labels(**self._labels, state=state.value) for state in ALLOWED
+        }
+        self._moves = {
+            (source, to): moves[side].labels(
+                **self._labels, **{"from": source.value, "to": to.value}
+            )
+            for source, allowed in ALLOWED.items()
+            for to in allowed
+        }
+        sent = make.counter("sent_bytes", "Bytes of KV and state sent to other workers.", "kind")
+        received = make.counter(
             "received_bytes", "Bytes of KV and state received from other workers.", "kind"
+        )
+        self._sent, self._received = (
+            {kind: counter.labels(**self._labels, kind=kind.name.lower()) for kind in Kind}
+            for counter in (sent, received)
         )
         self._incoming = side == "incoming"
         self._writing = make.histogram(
@@ -50,26 +63,15 @@ class TransferMetrics:
             "Bytes a second that reach a rank while hand-offs to it write, of the last minute.",
             "peer",
         )
-        self._begin()
-
-    def _begin(self) -> None:
-        """Export every series at 0: a rate needs the value before the first event."""
-        for kind in Kind:
-            for counter in (self._sent, self._received):
-                counter.labels(**self._labels, kind=kind.name.lower())
-        for source, moves in ALLOWED.items():
-            self.set_handoffs(source, 0)
-            for to in moves:
-                self._moves.labels(**self._labels, **{"from": source.value, "to": to.value})
 
     def count_sent(self, kind: Kind, nbytes: int) -> None:
-        self._sent.labels(**self._labels, kind=kind.name.lower()).inc(nbytes)
+        self._sent[kind].inc(nbytes)
 
     def count_received(self, kind: Kind, nbytes: int) -> None:
-        self._received.labels(**self._labels, kind=kind.name.lower()).inc(nbytes)
+        self._received[kind].inc(nbytes)
 
     def count_move(self, source: HandoffState, to: HandoffState) -> None:
-        self._moves.labels(**self._labels, **{"from": source.value, "to": to.value}).inc()
+        self._moves[source, to].inc()
 
     def observe_writing(self, seconds: float) -> None:
         """Record how long the bytes of a complete hand-off took. Only its rank does."""
@@ -83,4 +85,4 @@ class TransferMetrics:
             self._links.labels(**self._labels, peer=peer).set(rate)
 
     def set_handoffs(self, state: HandoffState, count: int) -> None:
-        self._states.labels(**self._labels, state=state.value).set(count)
+        self._states[state].set(count)

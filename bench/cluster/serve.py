@@ -9,6 +9,7 @@ import click
 
 from baton.bench.cluster import cpu, load, scrape
 from baton.bench.cluster.bare_engine import BareEngine
+from baton.bench.cluster.handoff_cpu import handoff_cpu_ms
 from baton.bench.cluster.load import Load
 from baton.bench.cluster.needed import handoff_bytes
 from baton.bench.contract import (
@@ -59,7 +60,9 @@ def serve(
     """Send greedy streaming requests of fixed lengths over HTTP to a cluster started for this.
 
     start_s: from this command to the first token. idle_cpu_pct_max: the busiest worker process
-    before the load. limits: the same requests in one bare engine, on one core and on all.
+    before the load. cpu_ms_handoff_*: the CPU time of a hand-off on each side, beside the engine,
+    of 200 requests of 32 + 2 tokens, 16 at once (use --prefill-here off for it). limits: the same
+    requests in one bare engine, on one core and on all.
     """
     config = config_from(arguments)
     check_model(config.engine)
@@ -114,6 +117,7 @@ class _Measured:
             start_s = _start_seconds(cluster, warm, warm.draw(rng, model.vocab_size))
             pids = {name: started.pid for name, started in cluster.workers.items()}
             idle_pct = max(cpu.cpu_percent(pids).values())
+            handoffs = handoff_cpu_ms(cluster, model.vocab_size, rng)
             engine = BareEngine(config.engine)
             engine.measure(warm, warm.draw(rng, model.vocab_size), cores())
             for _ in range(repeats):
@@ -123,6 +127,7 @@ class _Measured:
                     theirs[name].append(_round(RouterAddress(url), shape, prompts()))
         needed = float(shape.requests * handoff_bytes(model, shape.input_len))
         once = {"bytes_needed": needed, "idle_cpu_pct_max": idle_pct, "start_s": start_s}
+        once |= handoffs
         reports: dict[str, Peer] = {name: summarise(rounds) for name, rounds in theirs.items()}
         if "vllm" not in reports:
             reports["vllm"] = {"skipped": "no server named; --peer vllm=http://HOST:PORT"}

@@ -15,6 +15,7 @@ import uvloop
 
 from baton.bench.cluster.load import figures
 from baton.bench.cluster.stream_client import Exchange, RequestFailed, StreamedAnswer, exchange
+from baton.bench.cluster.thread_cpu import thread_seconds
 from baton.bench.contract import (
     Peer,
     Report,
@@ -33,7 +34,6 @@ from baton.bench.router.request_cpu import CountedRouter
 from baton.bench.router.sglang_router import NAME, missing, sglang_router
 from baton.bench.sessions.client_port import ClientPort
 from baton.bench.sessions.rig import Rig, rig
-from baton.bench.sessions.thread_cpu import thread_seconds
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress

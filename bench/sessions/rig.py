@@ -14,6 +14,7 @@ import uvloop
 
 from baton.bench.cluster.load import DEADLINE_S
 from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
+from baton.bench.cluster.thread_cpu import thread_seconds
 from baton.bench.sessions.client_port import ClientPort
 from baton.bench.sessions.mix import Lengths
 from baton.bench.sessions.processes import (
@@ -24,7 +25,6 @@ from baton.bench.sessions.processes import (
     route,
     worker_names,
 )
-from baton.bench.sessions.thread_cpu import thread_seconds
 from baton.core.errors import PeerLostError
 from baton.deploy.certs.cluster_credentials import ClusterCredentials
 from baton.deploy.client.router_client import RouterClient

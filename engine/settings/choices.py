@@ -51,7 +51,9 @@ GPU_MEMORY_FRACTION = 0.9
 CPU_MAX_RUNNING, GPU_MAX_RUNNING = 16, 128
 """Requests that decode at once. A GPU reads its weights once a step for all of them."""
 HELD_FRACTION = 0.5
-LAYER_GROUP_BYTES = 1 << 18
+LAYER_GROUP_BYTES = 1 << 20
+"""A group costs both sides as much processor time as moving a megabyte does, which takes less than
+a millisecond."""
 TRACK_INTERVAL = 256
 LEAST_CAPACITY, MOST_CAPACITY = 1 << 10, 1 << 31
 """Tokens of texts that drafts are looked up in, if any."""

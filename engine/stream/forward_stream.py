@@ -17,6 +17,7 @@ import torch
 
 from baton.core.errors import DeviceLostError, InvariantError
 from baton.core.supervised import submit
+from baton.core.thread_name import show_name
 from baton.engine.layout.device import use_device
 
 _LOOK_S = 50e-6  # between two questions whether a step has ended: little beside any step
@@ -88,7 +89,12 @@ class ThreadStream:
     def __init__(self, around: Around = nullcontext, preparing: Around = nullcontext) -> None:
         self._around = around
         self._preparing = preparing
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+        self._worker = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="forward",
+            initializer=show_name,
+            initargs=("forward",),
+        )
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         return submit(self._worker, _inside, self._around, work)

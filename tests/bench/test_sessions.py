@@ -11,12 +11,12 @@ import click
 import pytest
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.bench.cluster.thread_cpu import thread_seconds
 from baton.bench.contract import numbers_option
 from baton.bench.sessions.curve import HEIGHT, WIDTH, Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, rig
 from baton.bench.sessions.router_cost import Counted, RouterCost
-from baton.bench.sessions.thread_cpu import thread_seconds
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 
 TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_heads": 4}

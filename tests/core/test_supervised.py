@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -316,3 +317,16 @@ def test_a_call_on_another_threads_loop_returns_or_raises_here(
     assert call_on(other_loop, answer(), DEADLINE_S) == 7
     with pytest.raises(ValueError, match="broken"):
         call_on(other_loop, Failing(1, ValueError("broken")).work(), DEADLINE_S)
+
+
+def test_the_kernel_knows_threads_by_their_names() -> None:
+    shown: dict[str, str] = {}
+
+    def look() -> None:
+        comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+        shown[threading.current_thread().name] = comm.read_text().strip()
+
+    owner = ProcessSupervisor()
+    child_thread(look, "short", pytest.fail).join(DEADLINE_S)
+    thread(look, owner, END, "a name of many letters", may_return=True).join(DEADLINE_S)
+    assert shown == {"short": "short", "a name of many letters": "a name of many "[:15].strip()}

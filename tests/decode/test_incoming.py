@@ -29,6 +29,7 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.sent: list[handoff_pb2.DecodeMessage] = []
+        self.ended: list[Ticket] = []  # whose bytes are not looked for any more
         self.on_message: Callable[[handoff_pb2.PrefillMessage], None] | None = None
 
     def open(self, key: Any, request: Any, on_message: Any, on_lost: Any) -> None:
@@ -37,6 +38,9 @@ class FakeLink:
 
     def send(self, message: handoff_pb2.DecodeMessage) -> None:
         self.sent.append(message)
+
+    def arrived(self, ticket: Ticket) -> None:
+        self.ended.append(ticket)
 
     def forget(self, key: Any) -> None:
         assert key == KEY
@@ -157,6 +161,7 @@ async def test_done_and_every_byte_complete_a_hand_off_in_either_order(
     assert side.moves == [S.SCHEDULED, S.RESERVED, S.WRITING, S.COMPLETE]
     assert not side.failed and not side.grants.given_back
     assert side.arrived == [[0, 1]]
+    assert side.link.ended == [side.ticket]
     assert len(side.tickets) == 0
     assert side.link.on_message is None
 

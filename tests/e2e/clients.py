@@ -13,10 +13,12 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 
 DEADLINE_S = 120.0
+VOCAB_SIZE = 320
+"""The vocabulary of the oracle's checkpoints."""
 
 
 def prompts_of(
-    rng: random.Random, lengths: Sequence[int], vocab_size: int = 320
+    rng: random.Random, lengths: Sequence[int], vocab_size: int = VOCAB_SIZE
 ) -> list[list[int]]:
     """Random ids, the special ones left out."""
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]

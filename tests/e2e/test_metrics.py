@@ -6,9 +6,11 @@ import random
 import urllib.request
 
 import pytest
-from e2e.clients import DEADLINE_S, http_greedy, prompts_of
+from e2e.clients import DEADLINE_S, VOCAB_SIZE, http_greedy, prompts_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.bench.cluster.handoff_cpu import handoff_cpu_ms
+from baton.bench.cluster.load import Load
 from baton.bench.cluster.needed import handoff_bytes
 from baton.bench.cluster.scrape import total
 from baton.deploy.cluster.cluster import Cluster
@@ -92,3 +94,12 @@ async def test_latencies_and_tokens_are_counted(cluster: Cluster, rng: random.Ra
     page = [cluster.router.metrics()]
     assert {name: total(page, name) - had for name, had in before.items()} == counted
     assert total(page, "baton_router_tokens_total", kind="output") - output == 24
+
+
+async def test_a_handoffs_processor_time_is_told_for_each_side(
+    cluster: Cluster, rng: random.Random
+) -> None:
+    shape = Load(requests=20, concurrency=4, input_len=32, output_len=4)
+    found = await asyncio.to_thread(handoff_cpu_ms, cluster, VOCAB_SIZE, rng, shape)
+    assert set(found) == {"cpu_ms_handoff_prefill", "cpu_ms_handoff_decode"}
+    assert all(ms > 0 for ms in found.values())

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.convert import sampling_to_proto
+from baton.rpc.handoff_joins import parts_of
 from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.handoff import HandoffState
@@ -52,6 +54,7 @@ class FakeRank:
         self.tickets = TicketTable(self.memory, 0)
         self.prefill = prefill
         self.request: handoff_pb2.PrefillRequest
+        self._came: deque[handoff_pb2.PrefillMessage] = deque()
 
     async def ask(
         self, prompt: tuple[int, ...], sampling: SamplingParams, first: int | None = None
@@ -65,11 +68,17 @@ class FakeRank:
         )
         await self.call.write(handoff_pb2.DecodeMessage(request=self.request))
 
+    async def read(self) -> handoff_pb2.PrefillMessage:
+        """Return the next message, whether it came by itself or with others."""
+        while not self._came:
+            self._came.extend(parts_of(await self.call.read()))
+        return self._came.popleft()
+
     async def next(self, kind: str) -> Any:
         """The next message but heartbeats and progress, which must be of this kind."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
-                message = await self.call.read()
+                message = await self.read()
                 found = message.WhichOneof("kind")
                 if found not in ("heartbeat", "progress", "channel"):
                     break
@@ -220,7 +229,7 @@ async def test_a_fault_of_ours_while_writing_reaches_the_rank(
         await prefill.reached(S.RESERVED)
         prefill.model.gate.open()
         async with asyncio.timeout(DEADLINE_S):
-            while (message := await rank.call.read()).WhichOneof("kind") != "failed":
+            while (message := await rank.read()).WhichOneof("kind") != "failed":
                 assert message.WhichOneof("kind") != "done"
         assert "nobody thought of this" in message.failed.error.message
         await prefill.clean()
@@ -260,7 +269,7 @@ async def test_a_closed_ticket_is_reported_and_frees_the_prefill(seeded: random.
         kinds = set()
         async with asyncio.timeout(DEADLINE_S):
             while "failed" not in kinds:
-                kinds.add((await rank.call.read()).WhichOneof("kind"))
+                kinds.add((await rank.read()).WhichOneof("kind"))
         await prefill.clean()
 
 

@@ -50,6 +50,7 @@ class HeldChannel:
 
     def open(self, claim: Claim, target: Holder, on_moving: Callable[..., None]) -> "HeldChannel":
         assert (claim, target) == (CLAIM, TARGET)
+        self._on_moving = on_moving
         return self
 
     async def write(self, segment: Segment, holder: Holder) -> None:
@@ -60,6 +61,7 @@ class HeldChannel:
 
     async def finish(self) -> Received:
         await self.finished.wait()
+        self._on_moving(False, self._written.segments)
         written, lost = self._written, self.lost
         return Received(written.segments - lost.segments, written.bytes_state, written.bytes_kv)
 
@@ -72,6 +74,8 @@ class HeldChannel:
 
 class FakePeer:
     """A decode rank that a channel leads to."""
+
+    counts_by_done = True
 
     def __init__(self, channel: HeldChannel) -> None:
         self.rank = common_pb2.WorkerIdentity(worker_id="d0", incarnation=1)
@@ -258,3 +262,14 @@ async def test_a_receipt_of_other_counts_is_a_loss_of_data(seeded: random.Random
     assert raised.value.code is ErrorCode.DATA_LOSS
     assert raised.value.retryable
     assert bench.writer.state is S.RELEASED
+
+
+@pytest.mark.parametrize("counts_by_done", [True, False], ids=["this release", "the one before"])
+async def test_done_tells_a_rank_when_to_look_no_more_unless_it_is_older(
+    counts_by_done: bool, seeded: random.Random
+) -> None:
+    bench = Bench(seeded.randint(1, 60))
+    bench.peer.counts_by_done = counts_by_done
+    await bench.reach(S.RECEIVED)
+    kinds = [m.WhichOneof("kind") for m in bench.sent]
+    assert kinds == (["done"] if counts_by_done else ["done", "moving"])

@@ -39,9 +39,12 @@ class NixlReceiver:
         self._probing = False
 
     def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+        name = ticket_id, generation
         with self._lock:
-            self._moving[ticket_id, generation] = (under_way, segments)
-        self._poller.wake(self)
+            if under_way or name in self._moving:  # else nothing of it is looked for
+                self._moving[name] = (under_way, segments)
+        if under_way:
+            self._poller.wake(self)
 
     async def close(self) -> None:
         await self._poller.run(self._drop)

@@ -34,6 +34,7 @@ class NixlSender:
         self._error: ChannelError | None = None
         self._waiting: deque[Post] = deque()
         self._posted: dict[int, Post] = {}  # by the write's number; the poller's thread has it
+        self._ended: list[tuple[Post, ChannelError | None]] = []  # in this poll; so has it these
         self.link = LinkRate()  # so has it this one
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> NixlWriteOperation:
@@ -73,9 +74,15 @@ class NixlSender:
         """Collect ended writes and post new ones. Called on the poller's thread."""
         if self._peer is None:
             return Work.NONE
-        moved = self._reap(self._peer)
-        while self._waiting and len(self._posted) < POSTS and not self._peer.full:
-            self._post_next(self._peer)
+        try:
+            return self._advance(self._peer)
+        finally:
+            self._tell_ended()
+
+    def _advance(self, peer: NixlPeer) -> Work:
+        moved = self._reap(peer)
+        while self._waiting and len(self._posted) < POSTS and not peer.full:
+            self._post_next(peer)
             moved = True
         if moved:
             return Work.MOVING
@@ -91,7 +98,7 @@ class NixlSender:
             peer.ended(number)
             post = self._posted.pop(number)
             self.link.end(nbytes(post.segment, self._context.memory.pages))
-            self._end(post, None)
+            self._ended.append((post, None))
         return bool(done)
 
     def _post_next(self, peer: NixlPeer) -> None:
@@ -100,7 +107,7 @@ class NixlSender:
         refusal = post.writing.refusal()
         if refusal is not None:
             self._waiting.popleft()
-            self._end(post, refusal)
+            self._ended.append((post, refusal))
             return
         memory, segment = self._context.memory, post.segment
         checksum = None
@@ -112,8 +119,11 @@ class NixlSender:
         self.link.begin()
         self._context.count_sent(segment.kind, peer.wire_bytes(segment) + len(note))
 
-    def _end(self, post: Post, error: ChannelError | None) -> None:
-        self._loop.call_soon_threadsafe(post.writing.ended, post, error)
+    def _tell_ended(self) -> None:
+        """Tell the operations of the posts that ended, in one turn of the loop."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._loop.call_soon_threadsafe(_tell, ended)
 
     def _drop(self, why: ChannelError) -> None:
         """Destroy the agent, then fail the posts that wait. Called on the poller's thread."""
@@ -136,3 +146,8 @@ class NixlSender:
     async def _give_up(self, why: ChannelError) -> None:
         self.sever(why)
         await self._lost.wait()
+
+
+def _tell(ended: list[tuple[Post, ChannelError | None]]) -> None:
+    for post, error in ended:
+        post.writing.ended(post, error)

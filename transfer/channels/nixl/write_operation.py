@@ -14,6 +14,9 @@ from baton.transfer.tickets import Claim, Received
 
 SizeOf = Callable[[Segment], int]
 """Returns a segment's payload bytes."""
+REST_S = 0.02
+"""Seconds without a post after which the receiver is told that nothing is under way: until then it
+looks for the next one. Telling it costs both sides more than looking does."""
 MOST_PENDING = 8
 """Segments of one hand-off that may wait or be in flight."""
 
@@ -61,10 +64,15 @@ class NixlWriteOperation:
         self._error: ChannelError | None = None
         self._cancelled = False
         self._changed = asyncio.Event()
+        self._told = False  # the receiver was told that posts are under way
+        self._resting: asyncio.TimerHandle | None = None
 
     async def write(self, segment: Segment, holder: Holder) -> None:
         self._raise_if_over()
-        if not self._pending:
+        if self._resting is not None:
+            self._resting.cancel()
+        if not self._told:
+            self._told = True
             self._on_moving(True, self._sent.segments)
         self._pending += 1
         size = self._size_of(segment)
@@ -81,10 +89,13 @@ class NixlWriteOperation:
         The receiver counts by itself, from the notifications.
         """
         await self._until(0)
+        self._rest()
         return self._sent
 
     def cancel(self) -> None:
         self._cancelled = True
+        if not self._pending:
+            self._rest()
 
     async def drained(self) -> None:
         try:
@@ -110,8 +121,20 @@ class NixlWriteOperation:
         self._pending -= 1
         self._error = self._error or error
         if not self._pending:
-            self._on_moving(False, self._sent.segments)
+            if self._cancelled or self._error is not None:
+                self._rest()
+            else:
+                self._resting = asyncio.get_running_loop().call_later(REST_S, self._rest)
         self._changed.set()
+
+    def _rest(self) -> None:
+        """Tell the receiver that nothing is under way, unless it knows. Nothing is pending."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if self._told:
+            self._told = False
+            self._on_moving(False, self._sent.segments)
 
     async def _until(self, most: int) -> None:
         """Wait until at most `most` posts are pending. Raises ChannelError."""
