@@ -241,6 +241,7 @@ class Placer:
         return Places(
             {ranks.ids[row]: _free_places(ranks, row) for row in self._startable_rows()},
             [ids[row] for row in prefills.staying if not reported[row] and not placed[row]],
+            self.readers.idle(self._startable_rows()),
         )
 
     def most(self, worker: Worker) -> int:

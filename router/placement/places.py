@@ -10,3 +10,4 @@ class Places:
 
     ranks: Mapping[str, int]  # free places by worker id; below 0: requests that wait there
     idle_prefills: Sequence[str]  # worker ids
+    idle_ranks: Mapping[str, int]  # the longest prompt that each would compute now; few of them

@@ -74,17 +74,24 @@ class ReaderChoice:
 
     def room(self, rows: Iterable[int]) -> RankRoom:
         """Return the room of the decode ranks of these rows for the first prompt that waits."""
+        most = self.idle(rows).values()
+        return RankRoom(len(most), max(most, default=0))
+
+    def idle(self, rows: Iterable[int]) -> dict[str, int]:
+        """Return the most tokens of a prompt, cached nowhere, that those of these ranks would
+        compute which have none to compute, by worker id. Of ranks with many answers not all.
+        """
         shortest = None if self.rule.off else self._shortest()
         if shortest is None:
-            return RankRoom()
+            return {}
         if waiting := self._queued.prompts:  # the first of them is not behind itself
             shortest = shortest._replace(behind=shortest.behind * (waiting - 1) / waiting)
         idle = self._without_prompts((row, 0) for row in rows)
-        most = [
-            self.rule.threshold(shortest, self.at_rank(row, tokens))
+        found = {
+            self._ranks.ids[row]: self.rule.threshold(shortest, self.at_rank(row, tokens))
             for row, tokens in nsmallest(OFFERED, idle, key=self._answers_on)
-        ]
-        return RankRoom(sum(tokens > 0 for tokens in most), max(most, default=0))
+        }
+        return {name: most for name, most in found.items() if most}
 
     def _without_prompts(self, ranks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         queued = self._ranks.queued_tokens

@@ -72,6 +72,52 @@ async def test_what_waits_for_a_place_in_a_step_is_given_back_with_its_first_tok
         await prefill.clean()
 
 
+@pytest.mark.parametrize("computed", [False, True])
+async def test_a_prompt_that_its_rank_has_not_begun_is_given_back_for_a_prefill_worker(
+    computed: bool, seeded: random.Random
+) -> None:
+    prefill, decode = prefill_worker(), decode_worker(max_running=1)
+    async with running(prefill, decode), session(decode) as router:
+        first, second = (random_prompt(seeded, 20, 40) for _ in range(2))
+        decode.model.gate.allow(3)
+        _, runs = await router.start(first, greedy(200), [prefill])
+        await runs.until(lambda answer: len(answer.token_ids) > 1)
+        await decode.blocked()
+        name, waits = await router.start(second, greedy(9), [], prefill_here=True)
+        while Phase.DECODING not in phases_of(decode, name):
+            await step(decode)
+        recall = asyncio.ensure_future(router.recall(name, computed=computed))
+        while computed and not recall.done():
+            await step(decode)
+        assert await recall == computed
+        decode.model.gate.open()
+        rest = waits
+        if computed:
+            assert not waits.token_ids and waits.finished is None
+            _, rest = await router.start(second, greedy(9), [prefill], again=name)
+        await rest.end()
+        assert rest.token_ids == expected_tokens(HashModel(), second, 9)
+        await runs.end()
+        assert runs.token_ids == expected_tokens(HashModel(), first, 200)
+        await decode.clean()
+        await prefill.clean()
+
+
+async def test_a_prompt_that_a_prefill_worker_has_ahead_is_given_back_for_its_rank(
+    seeded: random.Random,
+) -> None:
+    async with stuck("queued", seeded) as case:
+        assert await case.router.recall(case.request_id, computed=False)
+        await case.release()
+        _, rest = await case.router.start(
+            case.prompt, greedy(TOKENS), [], again=case.request_id, prefill_here=True
+        )
+        await rest.end()
+        assert rest.token_ids == expected_tokens(HashModel(), case.prompt, TOKENS)
+        await still_serves(case, seeded)
+        await case.clean()
+
+
 def phases_of(decode: TestWorker, name: str) -> list[Phase]:
     return [each.phase for each in decode.service._requests if each.request_id == name]
 

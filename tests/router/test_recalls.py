@@ -128,3 +128,70 @@ async def test_what_is_given_back_can_still_end(tmp_path: Path, end: str) -> Non
         await cluster.until_active(0)
         await cluster.until(lambda workers: not any(w["placed"] for w in workers.values()))
         assert new.starts.empty()
+
+
+async def test_a_rank_that_has_computed_its_prompt_is_given_what_a_prefill_worker_has_ahead(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path) as cluster:
+        rank = rank_of("d0", 9)
+        await cluster.add(FakeWorker("p0"), rank)
+        starts: list[StartRequest] = []
+        calls = []
+        for tokens in (300, 40, 50):
+            calls.append(cluster.generate([11 + len(calls)] * tokens, max_tokens=1))
+            starts.append(await within(rank.starts.get()))
+        assert [each.prefill_here for each in starts] == [False, True, False]
+        assert rank.recalls.empty(), "the rank has a prompt of its own"
+        rank.send(tokens_of(starts[1], [20], last=True))
+        asked = await within(rank.recalls.get())
+        assert (asked.request_id, asked.computed) == (starts[2].request_id, False)
+        give_back(rank, starts[2])
+        again = await within(rank.starts.get())
+        assert (again.request_id, again.attempt) == (starts[2].request_id, 2)
+        assert again.prefill_here
+        rank.send(*(tokens_of(each, [20], last=True) for each in (starts[0], again)))
+        for call in calls:
+            assert [t for reply in await within(replies_of(call)) for t in reply.token_ids] == [20]
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+            told = (await client.get(f"/explain/{again.request_id}")).json()["attempts"]
+        assert told[0]["why"] == "d0 had no prompt to compute while it waited for p0"
+
+
+async def test_an_idle_prefill_worker_is_given_what_a_rank_has_not_begun(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        rank = rank_of("d0", 9)
+        await cluster.add(FakeWorker("p0"), rank)
+        calls = [cluster.generate([11] * 300, max_tokens=1)]
+        first = await within(rank.starts.get())
+        calls.append(cluster.generate([12] * 40, max_tokens=1))
+        own = await within(rank.starts.get())
+        assert (first.prefill_here, own.prefill_here) == (False, True)
+        rank.send(tokens_of(first, [20], last=True))
+        asked = await within(rank.recalls.get())
+        assert (asked.request_id, asked.computed) == (own.request_id, True)
+        give_back(rank, own)
+        again = await within(rank.starts.get())
+        assert (again.request_id, again.prefill_here) == (own.request_id, False)
+        assert [each.worker_id for each in again.prefills] == ["p0"]
+        rank.send(tokens_of(again, [20], last=True))
+        for call in calls:
+            assert [t for reply in await within(replies_of(call)) for t in reply.token_ids] == [20]
+
+
+async def test_a_prompt_that_its_rank_has_begun_stays_there(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        rank = rank_of("d0", 9)
+        await cluster.add(FakeWorker("p0"), rank)
+        calls = [cluster.generate([11] * 300, max_tokens=1)]
+        first = await within(rank.starts.get())
+        calls.append(cluster.generate([12] * 40, max_tokens=1))
+        own = await within(rank.starts.get())
+        rank.send(tokens_of(first, [20], last=True))
+        asked = await within(rank.recalls.get())
+        give_back(rank, own, returned=False)
+        assert (await within(rank.recalls.get())) == asked, "it asks again now and then"
+        rank.send(tokens_of(own, [20], last=True))
+        for call in calls:
+            assert [t for reply in await within(replies_of(call)) for t in reply.token_ids] == [20]
+        assert rank.starts.empty()
