@@ -1,9 +1,10 @@
-"""The options of what a process tells of its work besides metrics."""
+"""The options of what a process tells of its work."""
 
 from dataclasses import dataclass
 
 from baton.core.logs import LogFormat
-from baton.core.options import Group, option
+from baton.core.metric_dialect import MetricDialect, read_dialects
+from baton.core.options import Group, ReadText, option
 
 
 # fmt: off
@@ -18,4 +19,8 @@ class TelemetryOptions:
         "OpenTelemetry collector that takes OTLP over gRPC, as http://127.0.0.1:4317, to which "
         "router and workers send traces of requests. Needs `pip install 'baton-serve[otel]'`.",
         metavar="URL")
+    metric_aliases: tuple[MetricDialect, ...] = option(
+        (), Group.RECORDS,
+        "Servers by whose metric names /metrics shows what it has too, after commas: vllm, sglang. "
+        "See docs/metrics.md.", ReadText(read_dialects), metavar="NAMES")
 # fmt: on

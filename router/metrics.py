@@ -11,6 +11,8 @@ from baton.router.key_metrics import KeyMetrics
 from baton.router.latency_histogram import LatencyHistogram
 from baton.router.metric_factory import BUCKETS, RouterMetricFactory
 from baton.router.request_times import BrokenOff
+from baton.rpc.metric_aliases.figures import Latency, ServedWork
+from baton.rpc.metric_aliases.of_registry import by_label, only, value_of, with_label
 
 TTFT_PARTS = ("router_queue", "prefill_queue", "prefill", "delivery", "network")
 SECOND_TOKEN_PARTS = ("transfer", "decode_wait", "first_decode_step")
@@ -61,6 +63,7 @@ class RouterMetrics:
             "second_token_part", "The parts of the time from the first to the second token.", "part"
         )
         # `labels` takes a lock, so the children are looked up once and not for each request.
+        self._ttft_part = ttft_part
         self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
         self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
         self._itl = LatencyHistogram(
@@ -76,6 +79,22 @@ class RouterMetrics:
     def page(self) -> bytes:
         """Return the text that `/metrics` serves."""
         return generate_latest(self.registry)
+
+    def served(self) -> ServedWork:
+        """Return what requests were given so far, for the metric names of other servers."""
+        tokens = by_label(self._tokens, "kind")
+        whole = {Latency.TTFT: self._ttft, Latency.E2E: self._e2e, Latency.QUEUE: self._queue}
+        return ServedWork(
+            prompt_tokens=tokens["prompt"],
+            cached_tokens=value_of(self._cached_tokens),
+            output_tokens=tokens["output"],
+            outcomes=by_label(self._requests, "outcome"),
+            latencies={
+                **{latency: only(histogram) for latency, histogram in whole.items()},
+                Latency.ITL: only(self._itl),
+                Latency.PREFILL: with_label(self._ttft_part, "part", "prefill"),
+            },
+        )
 
     def serves(self, active: Callable[[], float], capacity: Callable[[], float]) -> None:
         """Export the router's load. active, capacity: called when they are scraped."""
@@ -142,6 +161,8 @@ class QueueMetrics:
     """The queue's length, how fast it empties, and whom it refused."""
 
     def __init__(self, make: RouterMetricFactory) -> None:
+        self.waiting: Callable[[], int] = lambda: 0
+        """Returns the requests that wait at the router."""
         self._waiting = make.gauge(
             "requests_waiting", "Requests that wait at the router for room on the workers."
         )
@@ -159,7 +180,8 @@ class QueueMetrics:
 
     def serves(self, queue: AdmissionQueue) -> None:
         """Export a queue. It is read when metrics are scraped."""
-        self._waiting.set_function(lambda: queue.waiting)
+        self.waiting = lambda: queue.waiting
+        self._waiting.set_function(self.waiting)
         self._tokens.set_function(lambda: queue.waiting_tokens)
         self._rate.set_function(lambda: queue.tokens_per_s)
 

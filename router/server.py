@@ -30,6 +30,7 @@ from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.router.backend import RouterBackend
+from baton.router.cluster_figures import ClusterFigures
 from baton.router.cluster_view.registry import RegistryServicer
 from baton.router.cluster_view.worker_pages import WorkerPages
 from baton.router.cluster_view.worker_table import WorkerTable
@@ -45,6 +46,7 @@ from baton.router.sessions.rank_session import SessionOptions
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
 from baton.rpc.identity import ProcessRole
+from baton.rpc.metric_aliases.alias_collector import AliasCollector
 from baton.rpc.trace_endpoint import open_tracing
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
@@ -148,6 +150,9 @@ class RouterServer:
             dump,
             tracing,
         )
+        figures = ClusterFigures(table, metrics.queue.waiting, metrics.served)
+        aliases = config.telemetry.metric_aliases
+        AliasCollector(aliases, config.model_id, figures, metrics.registry)
         budgeted = BudgetedBackend(backend, tokenizer)
         served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
         opening.push_async_callback(owner.close)

@@ -10,6 +10,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from baton.api.access.client_metrics import ClientMetrics
 from baton.core.role import Role
 from baton.router.metrics import RouterMetrics
+from baton.rpc.metric_aliases.alias_collector import ALIASES
 from baton.worker.metrics import WorkerMetrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/metrics.md"
@@ -64,6 +65,15 @@ def tables() -> str:
         ]
         head = "| name | type | labels | meaning |\n|---|---|---|---|\n"
         parts.append(f"### {component.capitalize()}\n\n{head}{''.join(sorted(rows))}\n")
+    for dialect, aliases in ALIASES.items():
+        rows = [
+            f"| `{each.name}` | {each.kind} | {', '.join(f'`{name}`' for name in each.labels)} "
+            f"| {'' if each.on_worker else 'router'} | {each.meaning} |\n"
+            for each in aliases
+        ]
+        head = "| name | type | labels | only on | meaning |\n|---|---|---|---|---|\n"
+        title = f"### `--metric-aliases {dialect}`"
+        parts.append(f"{title}\n\n{head}{''.join(sorted(rows))}\n")
     return "\n" + "".join(parts)
 
 

@@ -19,12 +19,12 @@ class EngineCounters(Collector):
     def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
         """labels: of every metric."""
         self._labels = dict(labels)
-        self._newest = Counters()
+        self.newest = Counters()
         registry.register(self)
 
     def update(self, counters: Counters) -> None:
         """Export `counters` from now on. They must be a copy: the engine counts in its own."""
-        self._newest = counters
+        self.newest = counters
 
     def collect(self) -> Iterable[Metric]:
         for each in fields(Counters):
@@ -37,7 +37,7 @@ class EngineCounters(Collector):
 
     def _counter(self, name: str, meaning: str) -> Metric:
         family = CounterMetricFamily(f"baton_engine_{name}", meaning, labels=list(self._labels))
-        value: float = vars(self._newest)[name]
+        value: float = vars(self.newest)[name]
         family.add_metric(list(self._labels.values()), value)
         return family
 
@@ -45,14 +45,14 @@ class EngineCounters(Collector):
         """Make a counter with a series for each proposer of drafts."""
         labels = [*self._labels, label]
         family = CounterMetricFamily(f"baton_engine_{name}", meaning, labels=labels)
-        counts: tuple[int, ...] = vars(self._newest)[name]
+        counts: tuple[int, ...] = vars(self.newest)[name]
         for proposer, count in zip(DraftSource, counts, strict=True):
             family.add_metric([*self._labels.values(), proposer.value], count)
         return family
 
     def _histogram(self, name: str, meaning: str) -> Metric:
         """Make a histogram of lengths from how many there were of 1, 2, 3 …"""
-        counts: tuple[int, ...] = vars(self._newest)[name]
+        counts: tuple[int, ...] = vars(self.newest)[name]
         buckets = [
             (str(float(length)), float(below)) for length, below in enumerate(accumulate(counts), 1)
         ]

@@ -10,6 +10,7 @@ from baton.engine.layout.device import device_of, use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.trace_endpoint import open_tracing
+from baton.text.model_folder import model_name
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.rank_memory import RankMemory
@@ -48,6 +49,8 @@ def make_context(
     """
     metrics = WorkerMetrics(config.worker_id, config.role)
     metrics.memory.show(engine.plan)
+    model = model_name(config.engine.model)
+    metrics.show_aliases(config.telemetry.metric_aliases, model, config.engine.page_size)
     if engine.followers is not None:
         metrics.memory.show_ranks([os.getpid(), *engine.followers.processes])
     memory = _memory(engine)

@@ -1,14 +1,19 @@
 """A worker's Prometheus metrics, on a registry of their own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import Gauge, generate_latest
 
+from baton.core.metric_dialect import MetricDialect
 from baton.core.role import Role
 from baton.engine.layout.owners import Owner
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
+from baton.rpc.metric_aliases.alias_collector import AliasCollector
+from baton.rpc.metric_aliases.figures import Figures, Latency, ServedWork
+from baton.rpc.metric_aliases.of_registry import by_label, only
 from baton.worker.engine_counters import EngineCounters
+from baton.worker.figures import load_of, totals_of
 from baton.worker.memory_gauges import MemoryGauges
 from baton.worker.metric_factory import MetricFactory
 from baton.worker.transfer_metrics import TransferMetrics
@@ -73,6 +78,28 @@ class WorkerMetrics:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def show_aliases(
+        self, dialects: Iterable[MetricDialect], model: str, page_size: int
+    ) -> AliasCollector:
+        """Export the metrics under other servers' names too. model: its name. page_size: tokens."""
+
+        def figures() -> Figures:
+            load = load_of(self._status.newest, self._status.waiting_before(), page_size)
+            return Figures(load, self._served(), totals_of(self._engine.newest))
+
+        return AliasCollector(dialects, model, figures, self.registry)
+
+    def _served(self) -> ServedWork:
+        counters = self._engine.newest
+        latencies = {Latency.QUEUE: self.prefill_queue, Latency.PREFILL: self.prefill}
+        return ServedWork(
+            prompt_tokens=counters.prompt_tokens + counters.adopted_tokens,
+            cached_tokens=counters.state_hit_tokens + counters.transfer_hit_tokens,
+            output_tokens=by_label(self._tokens, "kind")["output"],
+            outcomes=by_label(self._requests, "outcome"),
+            latencies={latency: only(histogram) for latency, histogram in latencies.items()},
+        )
+
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()
 
@@ -114,6 +141,7 @@ class StatusGauges:
     def __init__(self, make: MetricFactory) -> None:
         self.waiting_before: Callable[[], int] = lambda: 0
         """Returns the requests that wait but are not in the engine yet."""
+        self.newest: EngineStatus | None = None
         self._labels = make.labels
         self._slots = make.gauge("slots", "State slots by owner.", "owner")
         self._pages = make.gauge("pages", "KV pages by owner.", "owner")
@@ -122,6 +150,7 @@ class StatusGauges:
 
     def set(self, status: EngineStatus) -> None:
         """Show `status` from now on."""
+        self.newest = status
         self._running.labels(**self._labels).set(status.running)
         self._waiting.labels(**self._labels).set(self.waiting_before() + status.waiting)
         self._set_owners(self._slots, status.slots)

@@ -11,12 +11,13 @@ from baton.core.supervised import child
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.collectives.rank_device import device_name, rank_device
 from baton.engine.engine import Engine
-from baton.engine.layout.owners import Owner
+from baton.engine.layout.owners import Owner, held_share
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
 from baton.text.model_folder import model_name
 from baton.worker.context import RoleService, WorkerContext
+from baton.worker.figures import totals_of
 from baton.worker.link_report import LinkReport
 from baton.worker.settings import engine_settings
 from baton.worker.snapshot_feed import SnapshotFeed
@@ -118,7 +119,7 @@ class Reporter:
         self._context.metrics.set_status(found)
         self._context.metrics.set_counters(counters)
         self._context.metrics.set_lag(lag_s)
-        return self._to_proto(found, lag_s)
+        return self._to_proto(found, counters, lag_s)
 
     def _look(self, engine: Engine) -> tuple[EngineStatus, Counters, dict[int, int]]:
         """Read the engine, on its thread."""
@@ -158,7 +159,9 @@ class Reporter:
             rank_devices=self._rank_devices,
         )
 
-    def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
+    def _to_proto(
+        self, status: EngineStatus, counters: Counters, lag_s: float
+    ) -> worker_pb2.WorkerStatus:
         context = self._context
         config = context.config.engine
         links = self._role.links()
@@ -189,7 +192,8 @@ class Reporter:
             slow_links=slow,
             state_bytes=state_bytes,
             token_bytes=token_bytes,
-            memory_held=max(_held(status.slots), _held(status.pages)),
+            totals=totals_of(counters).to_proto(),
+            memory_held=max(held_share(status.slots), held_share(status.pages)),
         )
 
 
@@ -197,15 +201,6 @@ def _shortages(lately: Shortages) -> dict[str, float]:
     """Return each pool's share of what the prefix cache evicted lately; empty if nothing was."""
     total = lately.slots + lately.pages
     return {"slots": lately.slots / total, "pages": lately.pages / total} if total else {}
-
-
-def _held(owned: dict[Owner, int]) -> float:
-    """Return the share of a pool that requests hold, on their way or in quarantine too. What is
-    cached gives way to them.
-    """
-    every = sum(owned.values())
-    free = owned.get(Owner.FREE, 0) + owned.get(Owner.CACHE, 0)
-    return (every - free) / every if every else 0.0
 
 
 def _owners(owned: dict[Owner, int]) -> list[worker_pb2.OwnerCount]:

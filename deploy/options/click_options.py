@@ -44,7 +44,7 @@ class GroupedOption(click.Option):
             show_default=option.shows_default and shown not in (None, "") and shown is not False,
             help=option.help,
             is_flag=is_flag,
-            multiple=get_origin(declared.kind) is tuple,
+            multiple=_several(declared),
             required=option.required,
             metavar=option.metavar,
             envvar=option.envvar,
@@ -120,6 +120,12 @@ def _kind(declared: Declared) -> object:
     """Return the type of the field where it is set."""
     parts = [part for part in get_args(declared.kind) if part is not type(None)]
     return parts[0] if isinstance(declared.kind, UnionType) else declared.kind
+
+
+def _several(declared: Declared) -> bool:
+    """Return true if the option may be given several times: one text may name several values."""
+    one_text = isinstance(declared.option.values, ReadText)
+    return get_origin(declared.kind) is tuple and not one_text
 
 
 def _is_flag(declared: Declared) -> bool:

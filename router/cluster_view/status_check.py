@@ -12,6 +12,7 @@ _MOST_BYTES = 4 << 20
 _MOST_SETTING = 4096  # characters
 _MOST_COUNT = 1 << 40  # of slots and pages with one owner, and of hand-offs
 _MOST_REAL = 1e18
+_MOST_LENGTHS = 1024  # tokens that a row of a step gives an answer
 _INTEGERS = ("chunked_prefill_size", "mamba_checkpoint_grid")  # settings that a router reads
 _RATIO = "mamba_full_memory_ratio"  # a setting that `baton status` writes
 
@@ -47,6 +48,12 @@ def check_status(status: WorkerStatus) -> None:
     counts = [*(each.count for each in status.slots), *(each.count for each in status.pages)]
     _check_counts("slots and pages", counts)
     _check_counts("handoffs", status.handoffs.values())
+    totals = status.totals
+    _check_counts("totals", [totals.preemptions, totals.drafts_proposed, totals.uncached_tokens,
+                             totals.adopted_tokens, *totals.accepted_lengths], 1 << 60)  # fmt: skip
+    if len(totals.accepted_lengths) > _MOST_LENGTHS:
+        expected = f"at most {_MOST_LENGTHS} accepted lengths"
+        _refuse("totals", expected, len(totals.accepted_lengths))
     if 0 < status.max_model_len < LEAST_CONTEXT:  # 0: not known yet
         _refuse("max_model_len", f"at least {LEAST_CONTEXT}", status.max_model_len)
 
@@ -64,10 +71,10 @@ def _check_real(name: str, value: float, most: float) -> None:
         _refuse(name, f"a number from 0 to {most:g}", value)
 
 
-def _check_counts(name: str, counts: Iterable[int]) -> None:
+def _check_counts(name: str, counts: Iterable[int], most: int = _MOST_COUNT) -> None:
     for count in counts:
-        if not 0 <= count <= _MOST_COUNT:
-            _refuse(name, f"counts from 0 to {_MOST_COUNT}", count)
+        if not 0 <= count <= most:
+            _refuse(name, f"counts from 0 to {most}", count)
 
 
 def _check_setting(name: str, text: str) -> None:

@@ -30,7 +30,7 @@ ANY_TEXT = {
     "--allowed-host": "below", "--cors-origin": "below", "--host": "below",
     "--internal-host": "below",
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
-    "--otlp-traces-endpoint": "below",
+    "--otlp-traces-endpoint": "below", "--metric-aliases": "below",
     "--default-chat-template-kwargs": "test_options.py: an object of JSON",
     "--tool-call-parser": "test_options.py", "--reasoning-parser": "test_options.py",
     "--ray-address": "Ray alone can tell whether a Ray is there",
@@ -164,6 +164,7 @@ def test_what_contradicts_itself_is_refused_without_torch_or_ray(
         (["--otlp-traces-endpoint", "127.0.0.1:4317"], "--otlp-traces-endpoint"),
         (["--otlp-traces-endpoint", "http://127.0.0.1:x"], "--otlp-traces-endpoint"),
         (["--otlp-traces-endpoint", "http://h:4318/v1/traces"], "--otlp-traces-endpoint"),
+        (["--metric-aliases", "vllm,sglng"], "--metric-aliases: 'sglng' is not one of vllm,"),
         (["--nonsense"], "--nonsense"),
         (["--port"], "No such option" if name == "worker" else "requires an argument"),
     ]

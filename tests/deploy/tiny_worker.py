@@ -12,6 +12,7 @@ from certificates import folder_of
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
+from baton.core.telemetry_options import TelemetryOptions
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 from baton.standalone.config import StandaloneConfig
@@ -21,6 +22,7 @@ from baton.worker.config import StateReturn, WorkerConfig
 DEADLINE_S = 60.0
 GRID = 16
 VOCAB = 300
+PLAIN = TelemetryOptions()
 TINY: dict[str, Any] = GRANITE_SMALL | {
     "hidden_size": 32,
     "layer_types": ["mamba", "attention"],
@@ -85,6 +87,7 @@ def make_worker(
     routers: tuple[str, ...] = (),
     clients: StandaloneConfig | None = None,
     state_return: StateReturn = StateReturn.OFF,
+    telemetry: TelemetryOptions = PLAIN,
     **engine: Any,
 ) -> StandaloneWorker:
     options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
@@ -101,6 +104,7 @@ def make_worker(
             routers=routers,
             credentials=certificate,
             state_return=state_return,
+            telemetry=telemetry,
         ),
         Engine.load(config),
         clients,

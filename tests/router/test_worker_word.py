@@ -11,7 +11,7 @@ from router_neighbours import Cluster, replies_of
 from baton.core.errors import RequestError
 from baton.proto.common_pb2 import DECODE, INVALID_REQUEST, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import OwnerCount, WorkerStatus
+from baton.proto.worker_pb2 import EngineTotals, OwnerCount, WorkerStatus
 from baton.router.cluster_view.contexts import LEAST_CONTEXT
 from baton.router.cluster_view.status_check import check_details, check_status
 from baton.router.cluster_view.worker_notes import SHOWN_S, WorkerNotes
@@ -36,6 +36,9 @@ NAN, INF = float("nan"), float("inf")
         (WorkerStatus(queued_tokens=(1 << 64) - 1), "queued_tokens"),
         (WorkerStatus(slots=[OwnerCount(owner="free", count=1 << 63)]), "slots and pages"),
         (WorkerStatus(handoffs={"sending": 1 << 63}), "handoffs"),
+        (WorkerStatus(totals=EngineTotals(preemptions=1 << 63)), "totals"),
+        (WorkerStatus(totals=EngineTotals(accepted_lengths=[1 << 63])), "totals"),
+        (WorkerStatus(totals=EngineTotals(accepted_lengths=[0] * 1025)), "1024 accepted lengths"),
         (WorkerStatus(max_model_len=1), "max_model_len is 1"),
         (WorkerStatus(max_model_len=LEAST_CONTEXT - 1), "max_model_len"),
         (WorkerStatus(max_model_len=(1 << 32) - 1), "max_model_len"),
