@@ -1,4 +1,4 @@
-"""Which requests a router asks back for whom, and which it leaves where they are."""
+"""A router asks requests back for workers that are idle, and leaves others where they are."""
 
 from types import SimpleNamespace
 from typing import Any, cast
