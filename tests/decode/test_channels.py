@@ -210,6 +210,20 @@ async def test_the_teardown_is_proof_for_a_writer_that_shares_no_memory(
         await case.clean()
 
 
+async def test_a_rank_looks_for_bytes_no_longer_than_they_come(seeded: random.Random) -> None:
+    prefill, decode = pair("nixl")
+    async with running(prefill, decode), session(decode) as router:
+        prompts = [random_prompt(seeded, 20, 70) for _ in range(4)]
+        started = [await router.start(prompt, greedy(9), [prefill]) for prompt in prompts]
+        await asyncio.gather(*(answer.end() for _, answer in started))
+        name, cancelled = await router.start(random_prompt(seeded, 20, 70), greedy(99), [prefill])
+        await router.cancel(name)
+        await cancelled.end()
+        await decode.clean()
+        link = decode.service.link_to(prefill.identity)
+        await until(lambda: not link._receiver._receivers["nixl"]._moving)
+
+
 @pytest.mark.parametrize("channel", ["auto", "nixl"])
 async def test_nobody_writes_by_himself_whose_end_could_not_be_proved(
     channel: str, seeded: random.Random
