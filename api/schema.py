@@ -27,6 +27,8 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
+OTHER_NAMES = {"include_stop": "include_stop_str_in_output"}
+"""OpenAI's and vLLM's names of parameters that SamplingParams calls otherwise."""
 _FORMS = (
     "response_format", "json_schema", "regex", "ebnf", "structural_tag", "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
@@ -295,9 +297,6 @@ class SamplingBody(SamplingFields):
 
     def _names(self) -> dict[str, str]:
         """Return this body's names of parameters, by those in SamplingParams."""
-        names = {"include_stop": "include_stop_str_in_output"}
-        return (
-            names
-            if self.repeat_penalty is None
-            else names | {"repetition_penalty": "repeat_penalty"}
-        )
+        if self.repeat_penalty is None:
+            return OTHER_NAMES
+        return OTHER_NAMES | {"repetition_penalty": "repeat_penalty"}

@@ -6,8 +6,9 @@ default is None, None is legal.
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, field, fields
+from types import UnionType
+from typing import Protocol, TypeVar, get_args, get_type_hints
 
 from baton.core.errors import RequestError
 
@@ -125,9 +126,29 @@ class Texts:
         return value
 
 
-def limited(default: T, rule: Rule) -> T:
-    """Return the dataclass field with this default and rule."""
-    return field(default=default, metadata={"rule": rule})
+def limited(default: T, rule: Rule, *, secret: bool = False) -> T:
+    """Return the dataclass field with this default and rule.
+
+    secret: a number that no redacted record has; see `numbers_of`.
+    """
+    return field(default=default, metadata={"rule": rule, "secret": secret})
+
+
+def numbers_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass that are numbers and truth values alone, but for secret
+    ones: they say nothing of what a request is about.
+    """
+    hints = get_type_hints(kind)
+    return tuple(
+        each.name
+        for each in fields(kind)
+        if _kinds(hints[each.name]) <= {int, float, bool} and not each.metadata.get("secret")
+    )
+
+
+def _kinds(hint: object) -> set[object]:
+    """Return the types that a field may have besides None."""
+    return set(get_args(hint)) - {type(None)} if isinstance(hint, UnionType) else {hint}
 
 
 def float32(value: float) -> float:

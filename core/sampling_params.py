@@ -48,7 +48,7 @@ class SamplingParams:
     frequency_penalty: float = limited(0.0, FloatRange(-2, 2))  # over output, a time it occurred
     # None: the router draws one, and an engine alone takes 0. Kept as 64 unsigned bits; a negative
     # one, which OpenAI's clients may send, is read as its two's complement.
-    seed: int | None = limited(None, IntRange(-(2**63), MAX_SEED))
+    seed: int | None = limited(None, IntRange(-(2**63), MAX_SEED), secret=True)
     # Added to logits, after the penalties: (token id, bias), by rising id. A mapping may be given.
     logit_bias: tuple[tuple[int, float], ...] = limited((), TokenBiases(MAX_BIASES, 100))
     allowed_token_ids: tuple[int, ...] = limited((), TokenIds(MAX_ALLOWED_TOKEN_IDS))  # (): any

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ def replay(
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     bodies = Bodies(seed, vocab_size)
+    lost = Counter(name for dumped in requests for name in bodies.lost(dumped))
+    for name, count in lost.items():
+        click.echo(
+            f"{count} requests are sent without {name}, which no stream can ask for", err=True
+        )
     sent = _play(server, [(d.at_s / speed, bodies.body(d)) for d in requests])
     settings = {"dump": str(dump), "url": server.url, "speed": speed, "seed": seed}
     for line in sent.complaints():

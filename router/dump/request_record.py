@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from baton.core.errors import ConfigError
+from baton.core.grammar import Grammar
+from baton.core.limits import numbers_of
 from baton.core.sampling_params import SamplingParams
 
 VERSION = 1
 SUFFIX = ".requests.jsonl"
-PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-         "frequency_penalty", "include_stop", "ignore_eos", "min_tokens", "max_tokens", "logprobs",
-         "prompt_logprobs_start", "prompt_logprobs")  # fmt: skip
+PLAIN = numbers_of(SamplingParams)
 """Sampling parameters that say nothing of what a prompt or an answer is about."""
 
 
@@ -90,14 +90,19 @@ def sampling_values(params: SamplingParams, *, redacted: bool) -> dict[str, Any]
 
 def sampling_lengths(params: SamplingParams) -> dict[str, Any]:
     """Return what is told of parameters that `sampling_values` leaves out: their lengths."""
-    lengths: dict[str, Any] = {
-        "stop": [len(text) for text in params.stop],
-        "stop_token_ids": len(params.stop_token_ids),
-        "logprob_token_ids": len(params.logprob_token_ids),
-    }
-    if params.grammar is not None:
-        lengths["grammar"] = {"kind": str(params.grammar.kind), "chars": len(params.grammar.text)}
-    return {name: value for name, value in lengths.items() if value}
+    left_out = (each.name for each in fields(params) if each.name not in PLAIN)
+    lengths = {name: _length(params.__dict__[name]) for name in left_out}
+    return {name: length for name, length in lengths.items() if length}
+
+
+def _length(value: object) -> object:
+    """Return the lengths of texts, the number of other entries, or what is told of a grammar."""
+    if isinstance(value, Grammar):
+        return {"kind": str(value.kind), "chars": len(value.text)}
+    if not isinstance(value, tuple):
+        return None
+    texts = [len(entry) for entry in value if isinstance(entry, str)]
+    return texts or len(value)
 
 
 def _line(value: Mapping[str, Any]) -> str:
