@@ -195,15 +195,21 @@ class MessagesBody(ConversationBody):
 
     def whole_chat_body(self) -> ChatBody:
         """Return the same request to chat completions. Raises `ApiError`."""
-        alike = (
-            "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "priority",
-            "timeout", "routed_dp_rank", "cache_salt",
-        )  # fmt: skip
         return self.chat_body(
-            **{name: self.__dict__[name] for name in alike},
+            **{name: self.__dict__[name] for name in ALIKE},
             stop=list(self.stop_sequences or ()),
             user=None if self.metadata is None else self.metadata.user_id,
         )
+
+
+ALIKE = tuple(
+    name
+    for name in MessagesBody.model_fields
+    if name in ChatBody.model_fields
+    and name not in ConversationBody.model_fields
+    and name != "stream"  # of Anthropic's own events
+)
+"""The fields of a message's answer that chat completions call alike."""
 
 
 def _chat_tool(tool: MessagesTool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ SILENCE_S = 600.0  # a long prompt's first token may take minutes on a CPU
 
 
 def stream_text(
-    router: RouterAddress, body: Mapping[str, Any], *, chat: bool
+    router: RouterAddress, body: Mapping[str, object], *, chat: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield ("text", new text) for each part, then ("end", the event with `usage` and `timings`).
 
@@ -33,7 +33,9 @@ def stream_text(
             yield "end", event
 
 
-def _events(router: RouterAddress, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(
+    router: RouterAddress, path: str, body: Mapping[str, object]
+) -> Iterator[dict[str, Any]]:
     url = f"{router.url.rstrip('/')}{path}"
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(

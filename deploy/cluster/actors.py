@@ -213,7 +213,7 @@ class WorkerHandle(ActorHandle):
         return Call(self.name, self._handle.progress.remote())
 
 
-def _options(name: str, demand: Demand, detached: bool) -> dict[str, Any]:
+def _options(name: str, demand: Demand, detached: bool) -> dict[str, object]:
     """Return an actor's options. Ray sets OMP_NUM_THREADS to the CPUs in that process, and
     CUDA_VISIBLE_DEVICES to the GPUs that it gives it.
 
@@ -231,7 +231,7 @@ def _options(name: str, demand: Demand, detached: bool) -> dict[str, Any]:
     }
 
 
-def _inside(group: PlacementGroup | None) -> dict[str, Any]:
+def _inside(group: PlacementGroup | None) -> dict[str, object]:
     """Return the option that puts an actor into a group; none where there is no group."""
     if group is None:
         return {}

@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
 
 from ray.exceptions import RayError
 
@@ -74,7 +73,7 @@ class MemberWatch:
             for name in again
         ]
 
-    def describe(self) -> dict[str, dict[str, Any]]:
+    def describe(self) -> dict[str, dict[str, object]]:
         """Return each member's `MemberView` now, by name."""
         with self._lock:
             self._look()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec
 
 import click
 
@@ -12,6 +12,7 @@ from baton.deploy.certs.authority_folder import AuthorityFolder, RotationStep
 from baton.deploy.errors import DeployError
 from baton.rpc.identity import ProcessRole
 
+P = ParamSpec("P")
 _STEPS = {
     RotationStep.TRUSTED: "1 of 3: every process trusts the old authority and the new one.",
     RotationStep.ISSUED: "2 of 3: every process has a certificate of the new authority.",
@@ -27,15 +28,15 @@ _folder = click.option(
 _role = click.argument("role", type=click.Choice([role.value for role in ProcessRole]))
 
 
-def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
+def _in_one_line(command: Callable[P, None]) -> Callable[P, None]:
     """Turn a name that no certificate can carry, or a file that cannot be written, into an error
     of one line.
     """
 
     @wraps(command)
-    def run(**options: Any) -> None:
+    def run(*args: P.args, **options: P.kwargs) -> None:
         try:
-            command(**options)
+            command(*args, **options)
         except (ConfigError, OSError) as err:
             raise DeployError(str(err)) from err
 

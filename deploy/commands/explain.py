@@ -49,7 +49,7 @@ def _ask(routers: Sequence[RouterAddress], request_id: str) -> dict[str, Any]:
     A client that tries again may reach another router with the same id. Raises DeployError with
     what all said, if none knows it.
     """
-    found: list[dict[str, Any]] = []
+    found = []
     failed: list[NotRunning] = []
     for router in routers:
         try:

@@ -35,7 +35,7 @@ def generate(
     """Ask a running cluster one question. The answer goes to standard output, timings to standard
     error.
     """
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,

@@ -1,8 +1,6 @@
 """Small models of every kind of layer, whose heads and states are as large as released ones'."""
 
-from typing import Any
-
-_EVERY: dict[str, Any] = {
+_EVERY: dict[str, object] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -11,12 +9,12 @@ _EVERY: dict[str, Any] = {
     "max_position_embeddings": 512,
     "intermediate_size": 256,
 }
-_EXPERTS: dict[str, Any] = {
+_EXPERTS: dict[str, object] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
-KINDS: dict[str, dict[str, Any]] = {
+KINDS: dict[str, dict[str, object]] = {
     "Mamba-2, attention": {
         **_EVERY,
         "model_type": "nemotron_h",

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ def describe(device: str, kinds: list[str]) -> dict[str, float]:
     return {kind: _distance(KINDS[kind], device) for kind in kinds}
 
 
-def _distance(model: dict[str, Any], device: str) -> float:
+def _distance(model: dict[str, object], device: str) -> float:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(model))
