@@ -15,6 +15,7 @@ from functools import partial
 
 from baton.api.access.client_limits import Refusal
 from baton.api.server.connection_table import PLACE_S, Connection, ConnectionTable
+from baton.api.server.handshake_turns import HandshakeTurns
 from baton.core.supervised import child
 
 log = logging.getLogger(__name__)
@@ -41,13 +42,16 @@ class Acceptor:
         make_protocol: MakeProtocol,
         handshake_s: float,
         tls: ssl.SSLContext | None = None,
+        turns: HandshakeTurns | None = None,
     ) -> None:
-        """handshake_s: the deadline of a TLS handshake. tls: None serves plain text."""
+        """handshake_s: the deadline of a TLS client's first bytes, and then of its handshake. tls:
+        None serves plain text. turns: None has the usual number at once."""
         self._listener = listener
         self._table = table
         self._make_protocol = make_protocol
         self._handshake_s = handshake_s
         self._tls = tls
+        self._turns = turns or HandshakeTurns()
         self._opening: set[asyncio.Task[bool]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -109,16 +113,41 @@ class Acceptor:
         where that failed."""
         try:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(
-                lambda: self._make_protocol(place),
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else self._handshake_s,
-            )
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(
+                    partial(self._make_protocol, place), accepted
+                )
+            else:
+                await self._shake_hands(accepted, place, self._tls)
         except OSError:  # it left, or its handshake failed or took too long
             self._table.refused(Refusal.HANDSHAKE)
             return False
         return True
+
+    async def _shake_hands(
+        self, accepted: socket.socket, place: Connection, tls: ssl.SSLContext
+    ) -> None:
+        """Do a TLS handshake in its turn, which who says nothing does not have. The wait for it is
+        not the client's fault: its time begins with the turn."""
+        async with asyncio.timeout(self._handshake_s):
+            await self._readable(accepted)
+        async with self._turns.turn(place.client):
+            self._table.opening(place)
+            await self._loop.connect_accepted_socket(
+                partial(self._make_protocol, place),
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=self._handshake_s,
+            )
+
+    async def _readable(self, accepted: socket.socket) -> None:
+        """Wait until bytes have come, or the end."""
+        heard = asyncio.Event()
+        self._loop.add_reader(accepted.fileno(), heard.set)
+        try:
+            await heard.wait()
+        finally:
+            self._loop.remove_reader(accepted.fileno())
 
     def _pause(self) -> None:
         """Stop to accept for a moment: the socket stays readable, and would be tried for ever."""

@@ -21,8 +21,8 @@ GRACE_S = 0.25
 LINGERING = 16
 """Connections that have given way and may still read why. They need descriptors meanwhile."""
 OPENING_S = 3.0
-"""The time that a TLS handshake may take before it gives way: in a burst, most of it is a wait for
-our own work, and who gives way in it cannot be told why."""
+"""The time that a client may leave its TLS handshake where it is before that gives way, and then to
+a request alone: in a burst, clients are busy too, and who gives way here cannot be told why."""
 PLACE_S = 0.01
 """The pause before another try where all places are taken by clients that had no time to send a
 request."""
@@ -47,7 +47,7 @@ class Connection:
     """One accepted connection."""
 
     client: str  # as `client_of` returns it
-    since: float  # when it was accepted, its handshake was over, or its last answer ended
+    since: float  # when it was accepted, its handshake began or ended, or its last answer ended
     drop: Callable[[], object] = lambda: None  # closes it at once; set when it is accepted
     has_sent: Callable[[], bool] = lambda: False  # bytes wait to be read; set with `drop`
     served_by: Guarded | None = None  # set when its handshake is over
@@ -113,7 +113,7 @@ class ConnectionTable:
         name = client_of(address)
         client = self._clients.get(name) or _Client()
         shed: ApiError | None = None
-        if (obstacle := self._obstacle(client)) is not None:
+        if (obstacle := self._obstacle(client, with_request=False)) is not None:
             self.refused(obstacle)
             shed = self._too_many(obstacle, client)
         made = Connection(name, self._clock(), shed=shed)
@@ -132,7 +132,7 @@ class ConnectionTable:
         client = self._clients.get(connection.client)
         if client is None or connection not in self._open:  # it has left
             return False
-        if self._obstacle(client) is not None:
+        if self._obstacle(client, with_request=True) is not None:
             return False
         client.surplus.pop(connection, None)
         self._place(client)
@@ -163,10 +163,14 @@ class ConnectionTable:
             del self._clients[connection.client]
         self._count()
 
+    def opening(self, connection: Connection) -> None:
+        """Record that a connection's TLS handshake begins."""
+        self._begin_time(connection)
+
     def served(self, connection: Connection, by: Guarded, drop: Callable[[], object]) -> None:
         """Record that a connection's handshake is over, and who serves it."""
         connection.served_by, connection.drop = by, drop
-        connection.since = self._clock()
+        self._begin_time(connection)
 
     def busy(self, connection: Connection) -> None:
         """Record that a request has begun: the connection no longer gives way."""
@@ -195,20 +199,27 @@ class ConnectionTable:
         """End the connections whose deadlines have passed, and those beyond the limits that ask
         nothing."""
         for connection in tuple(self._open):
+            if connection.served_by is None:
+                continue  # its handshake has a deadline of its own
             if connection.shed is not None and self._gives_way(connection):
                 self._drop(connection)
-            elif connection.served_by is not None:
+            else:
                 connection.served_by.check()
 
     def refused(self, reason: Refusal) -> None:
         self._metrics.refused(reason)
 
-    def _obstacle(self, client: _Client) -> Refusal | None:
+    def _obstacle(self, client: _Client, with_request: bool) -> Refusal | None:
         """Return the limit at which no connection gives its place to a new one; None: there is a
-        place."""
+        place.
+
+        with_request: only to a request does a connection in its handshake give way. In a burst, the
+        client is as late with its own.
+        """
         of_client = Refusal.CONNECTIONS_OF_CLIENT
-        if client.placed >= self._most_of_client and not self._displace(client.idle, of_client):
-            return of_client
+        if client.placed >= self._most_of_client:
+            if not self._displace(client.idle, of_client, opening=with_request):
+                return of_client
         if self._placed >= self._most and not self.make_room():
             return Refusal.CONNECTIONS
         return None
@@ -226,13 +237,29 @@ class ConnectionTable:
             f"{self._most} connections",
         )
 
+    def _begin_time(self, connection: Connection) -> None:
+        """Give a connection its time anew. Of its client's without a request, it is the last."""
+        connection.since = self._clock()
+        if connection in self._open:
+            without = self._clients[connection.client].without_request(connection)
+            if connection in without:
+                without.move_to_end(connection)
+
     def _place(self, client: _Client) -> None:
         client.placed += 1
         self._placed += 1
 
-    def _displace(self, asked_nothing: "OrderedDict[Connection, None]", reason: Refusal) -> bool:
+    def _displace(
+        self,
+        asked_nothing: "OrderedDict[Connection, None]",
+        reason: Refusal,
+        *,
+        opening: bool = True,
+    ) -> bool:
+        """Close one of these connections. Return False where none gives way. opening: also one in
+        its handshake."""
         for connection in tuple(islice(asked_nothing, _LOOKED_AT)):  # the longest idle first
-            if self._gives_way(connection):
+            if (opening or connection.served_by) and self._gives_way(connection):
                 self._drop(connection)
                 self.refused(reason)
                 return True

@@ -257,13 +257,43 @@ def test_a_handshake_gives_way_later_and_its_end_gives_the_time_for_a_request() 
         place.drop = partial(dropped.append, at)
     now = OPENING_S - 0.01
     over = table.opened("10.0.0.1")
-    assert over.shed is not None and not dropped
-    table.check()
-    assert len(table) == 3, "it is told that it is too many once its handshake is over"
-    table.closed(over)
+    assert over.shed is not None and not table.admit(over)
     table.served(places[0], Silent(), places[0].drop)
     now = OPENING_S
-    assert table.opened("10.0.0.1").shed is None and dropped == [1]
+    assert not dropped and table.admit(over) and dropped == [1]
+
+
+def test_a_handshake_gives_way_to_a_request_alone() -> None:
+    now = 0.0
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(client_connections=1), 64, metrics, lambda: now)
+    dropped: list[str] = []
+    first = table.opened("10.0.0.1")
+    first.drop = partial(dropped.append, "first")
+    second = table.opened("10.0.0.1")
+    second.drop = partial(dropped.append, "second")
+    now = OPENING_S
+    table.check()
+    assert table.opened("10.0.0.1").shed is not None and not dropped
+    table.served(second, Silent(), second.drop)
+    table.busy(second)
+    assert table.admit(second) and dropped == ["first"]
+
+
+def test_the_time_of_a_handshake_begins_with_it() -> None:
+    now = 0.0
+    metrics = ClientMetrics("router", CollectorRegistry())
+    table = ConnectionTable(ClientLimits(client_connections=2), 64, metrics, lambda: now)
+    dropped: list[int] = []
+    places = [table.opened("10.0.0.1") for _ in range(2)]
+    for at, place in enumerate(places):
+        place.drop = partial(dropped.append, at)
+    over = [table.opened("10.0.0.1") for _ in range(2)]
+    now = OPENING_S
+    table.opening(places[0])  # its turn has come
+    assert [table.admit(each) for each in over] == [True, False] and dropped == [1]
+    now = 2 * OPENING_S
+    assert table.admit(over[1]) and dropped == [1, 0]
 
 
 def test_who_has_sent_something_or_has_just_come_does_not_give_way() -> None:
