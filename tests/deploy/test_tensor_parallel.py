@@ -69,20 +69,30 @@ class Served:
             [self.rng.randrange(3, 320) for _ in range(self.rng.randrange(20, 90))]
             for _ in range(PROMPTS)
         ]
+        expected = greedy(engine, self._prompts, TOKENS)
+        self._expected = dict(zip(map(tuple, self._prompts), expected, strict=True))
         self._load = Load(cluster, self._prompts, TOKENS)
+        self._compared = 0
 
     def start(self) -> None:
         self._load.start(STREAMS)
 
+    def compare(self) -> None:
+        """Every answer since the last call must be right, and none may have been refused."""
+        new = self._load.answers[self._compared :]
+        self._compared += len(new)
+        wanted = [self._expected[tuple(prompt)] for prompt, _ in new]
+        differ = [each for each, right in zip(new, wanted, strict=True) if each[1] != right]
+        print(f"{len(new)} answers compared, {len(differ)} differ at a near tie", flush=True)
+        prompts, answers = [prompt for prompt, _ in new], [answer for _, answer in new]
+        assert_same_where_it_went_on(self._oracle, self._engine.model, prompts, answers, wanted)
+        assert not self._load.refused
+
     async def stop(self) -> None:
         """Every answer must be whole and right, and every worker's books must balance."""
         await self._load.stop()
-        expected = dict(
-            zip(map(tuple, self._prompts), greedy(self._engine, self._prompts, TOKENS), strict=True)
-        )
-        prompts, answers = zip(*self._load.answers, strict=True)
-        wanted = [expected[tuple(prompt)] for prompt in prompts]
-        assert_same_where_it_went_on(self._oracle, self._engine.model, prompts, answers, wanted)
+        self.compare()
+        assert self._compared
         assert not await asyncio.wait_for(settled_findings(self.cluster), DEADLINE_S)
 
     def workers(self) -> dict[str, dict[str, Any]]:
@@ -217,6 +227,7 @@ async def take_many(served: Served, faults: Sequence[Fault] = ()) -> None:
     for number, (worker, rank, sent) in enumerate(chosen, 1):
         print(f"{number}: {sent.name} to rank {rank} of {worker}", flush=True)
         await served.take(worker, rank, sent)
+        served.compare()
     await served.stop()
 
 
