@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def _init(config: RayConfig, options: Mapping[str, Any]) -> None:
     )
 
 
-def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+def _log_told(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
     """Log what Ray would print. It tells of each worker that dies, in terms of its own; `serve`
     says so in ours. That memory ran out is known to Ray alone.
     """
