@@ -13,6 +13,7 @@ from baton.engine.layout.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.settings.config import ModelConfig
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths
 from baton.engine.step.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.stream.forward_stream import Pending
@@ -60,6 +61,14 @@ class NullModel:
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Return zero logits [L, vocab] float32."""
         return torch.zeros(len(batch.logit_tokens), self.config.vocab_size)
+
+    def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
+        """Return zeros [B, hidden] float32."""
+        return torch.zeros(len(slots), self.config.hidden_size)
+
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Return zero logits [B, vocab] float32."""
+        return DraftResult(torch.zeros(len(batch.token_ids), self.config.vocab_size), batch.hidden)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Do nothing."""

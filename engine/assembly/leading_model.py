@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from baton.core.errors import RankError
+from baton.core.errors import InvariantError, RankError
 from baton.engine.assembly.followers import Followers
 from baton.engine.collectives.comm import RankComm, meet
 from baton.engine.collectives.commit_message import CommitMessage, packed
@@ -25,6 +25,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.settings.config import ModelConfig
 from baton.engine.sizing.step_memory import StepMemory
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.model import Model
 from baton.engine.step.recurrent_index import RecurrentIndex
@@ -132,6 +133,15 @@ class LeadingModel:
             self._part.commit(batch, states, accepted)
             meet(self._comm, self._device)
             self._comm.check()
+
+    def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
+        """Return the last hidden states, which are alike on all ranks; see
+        `baton.engine.step.model.Model`."""
+        return self._part.hidden_before(states, slots)
+
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Raise InvariantError: `check_ranks` refuses multi-token prediction on several ranks."""
+        raise InvariantError("the ranks of a replica are not told of drafts")
 
     def result(self, step: Pending[T], limit_s: float) -> T:
         """Wait for a step; see `Pending`. On GPUs nothing but this notices, at the latest after the

@@ -208,8 +208,7 @@ def ready_model(
 
 def open_checkpoint(model: ModelConfig, progress: Progress | None = None) -> Checkpoint:
     """Open the weights of a model by its conventions. Raises WeightsError."""
-    patterns = FAMILIES[model.family].ignored
-    ignored = [pattern.format(len(model.layers)) for pattern in patterns]
+    ignored = FAMILIES[model.family].ignored_by(model)
     # A tool that drops a head that is the embedding may leave its scale. `check` says whether the
     # model needs it.
     ignored += [f"{HEAD}_scale*"]

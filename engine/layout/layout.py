@@ -36,6 +36,7 @@ class RecurrentShape:
     fused: tuple[SubBlock, ...] = ()  # of the channels, as [x | B | C]; empty: one of them all
     # Values a token, beside the convolution's inputs, that the state moves on by: decays and rates.
     gates: int = 0
+    replicated: bool = False  # every rank has it all: a state that is computed of whole tokens
 
     @property
     def kept(self) -> int:
@@ -44,7 +45,9 @@ class RecurrentShape:
 
     @property
     def conv_blocks(self) -> tuple[SubBlock, ...]:
-        """The blocks by which ranks divide the channels."""
+        """The blocks by which ranks divide the channels; empty: they do not."""
+        if self.replicated:
+            return ()
         return self.fused or (SubBlock("convolution channels", self.conv[0]),)
 
     @property
@@ -54,6 +57,8 @@ class RecurrentShape:
 
     def shard(self, rank: int, size: int) -> "RecurrentShape":
         """Return the part that rank `rank` of `size` keeps. Raises ConfigError."""
+        if self.replicated:
+            return self
         conv = parts(self.conv_blocks, rank, size)
         heads = length(parts(self.ssm_blocks, rank, size))
         return RecurrentShape(

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.core.errors import InvariantError
 from baton.engine.layout.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
@@ -13,9 +14,11 @@ from baton.engine.models.commit_group import CommitGroup
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
+from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.engine.settings.config import ModelConfig
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths
 from baton.engine.step.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.base import AttentionKind, Kernels
@@ -67,6 +70,8 @@ class Decoder:
 
     mixing: the blocks up to the last that mixes tokens. Those after it see the tokens alone whose
         logits are wanted: one of a prompt of thousands, none of a chunk that is not its last.
+    mtp: the layer of multi-token prediction, where it is run. It takes the hidden states of all
+        tokens, so `mixing` is then all blocks.
     """
 
     config: ModelConfig
@@ -79,6 +84,7 @@ class Decoder:
     mixing: int
     embedding_multiplier: float = 1.0
     commits: tuple[CommitGroup, ...] = ()
+    mtp: MtpLayer | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -106,9 +112,14 @@ class Decoder:
             x = block(x, embedded, step)
             if batch.progress is not None:
                 batch.progress.block_ended()
+        if self.mtp is not None:
+            x = self.norm(x)
+            self.mtp.record(x, embedded, step)
         if batch.progress is not None:
             batch.progress.all_written()
         wanted = self.kernels.select_rows(x, batch.logit_tokens)
+        if self.mtp is not None:
+            return self.head(wanted)
         if wanted.shape[0]:
             for block in self.blocks[self.mixing :]:
                 wanted = block(wanted, wanted, step)
@@ -121,3 +132,24 @@ class Decoder:
         kept = batch.kept
         for group in self.commits:
             group(kept, states, accepted)
+
+    def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
+        """Return the last hidden states of sequences; see `baton.engine.step.model.Model`."""
+        dtype = self.config.dtype if self.kernels.native is None else torch.float32
+        kept = states.conv[self._mtp.shift.index]
+        return kept.index_select(0, slots)[:, :, -1].to(dtype)
+
+    @torch.no_grad()
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
+        step = Step.draft(batch, states, pages)
+        embedded = self.embedding(batch.token_ids)
+        embedded = self.kernels.scaled(embedded, self.embedding_multiplier)
+        hidden = self._mtp.draft(batch.hidden, embedded, step)
+        return DraftResult(self.head(hidden), hidden)
+
+    @property
+    def _mtp(self) -> MtpLayer:
+        if self.mtp is None:
+            raise InvariantError("the model's configuration runs no MTP layer")
+        return self.mtp

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,12 +13,14 @@ from baton.core.errors import ConfigError
 from baton.engine.layout.layout import CacheShape, LatentShape, RecurrentShape
 from baton.engine.models.commit_group import commit_groups
 from baton.engine.models.decoder import Block, Decoder, Residual
-from baton.engine.models.fields import Fields, read_json
+from baton.engine.models.fields import CONFIG_FILE, Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import HEAD, Embedding, Head
+from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
+from baton.engine.step.recurrent_index import SHIFT_WIDTH
 
 _log = logging.getLogger(__name__)
 # Fields that config.json must have for any decoder, and for one with attention.
@@ -57,13 +59,28 @@ class Build(Protocol):
 
 
 @dataclass(frozen=True)
+class MtpTensors:
+    """The layer of multi-token prediction in a family's checkpoints.
+
+    count: the field of config.json with the number of such layers; default: without it.
+    used: those of `Family.ignored` that are read where the layer is run. ignored: patterns of
+    tensors that are not used then, such as copies of the model's own.
+    """
+
+    count: str
+    default: int
+    used: tuple[str, ...] = ("mtp.*",)
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Family:
     """One model family: how to read its config.json, and how to compose its layers.
 
     ignored: patterns of tensors that its checkpoints may hold and that are not used; those of
     every family are rotary frequencies.
-    {} in one is the number of layers: layers past the last guess further tokens, which nothing
-    here asks for.
+    {} in one is the number of layers: layers past the last guess further tokens.
+    mtp: the layer that guesses further tokens; None: the family has none, or it is not run.
     aliases: other model_types that mean this family.
     verified: dtypes in which it is compared with transformers (tests/oracle), dense models alone
     in bfloat16.
@@ -76,6 +93,7 @@ class Family:
     layers: str  # what they are, in a few words
     verified: tuple[str, ...] = ("fp32", "bf16")
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+    mtp: "MtpTensors | None" = None
     aliases: tuple[str, ...] = ()
     more_architectures: tuple[str, ...] = ()  # others of its models
 
@@ -83,6 +101,13 @@ class Family:
     def architectures(self) -> tuple[str, ...]:
         """Every name that config.json may give the model's class."""
         return (self.architecture, *self.more_architectures)
+
+    def ignored_by(self, config: ModelConfig) -> list[str]:
+        """Return the patterns of tensors that a model of this configuration does not use."""
+        unused = self.ignored
+        if config.mtp and self.mtp is not None:
+            unused = (*(each for each in unused if each not in self.mtp.used), *self.mtp.ignored)
+        return [pattern.format(len(config.layers)) for pattern in unused]
 
 
 def layer_mixers(
@@ -141,6 +166,31 @@ def model_config(
     )
 
 
+def with_mtp(config: ModelConfig, family: Family) -> ModelConfig:
+    """Return the configuration with the layer of multi-token prediction: one more attention layer
+    of a page, and in a slot the hidden state of the last token. Raises ConfigError.
+    """
+    where = str(config.folder / CONFIG_FILE)
+    if family.mtp is None:
+        raise ConfigError(
+            f"{where}: multi-token prediction of {family.model_type} models is not supported; use "
+            "speculative_algorithm ngram, or off"
+        )
+    count = Fields(config.raw, where).integer(family.mtp.count, family.mtp.default, minimum=0)
+    if count != 1 or not config.attention:
+        raise ConfigError(
+            f"{where}: {family.mtp.count} is {count}, and multi-token prediction runs one layer; "
+            "use speculative_algorithm ngram, or off"
+        )
+    hidden = RecurrentShape(conv=(config.hidden_size, SHIFT_WIDTH - 1), ssm=None, replicated=True)
+    return replace(
+        config,
+        mtp=True,
+        recurrent=(*config.recurrent, hidden),
+        attention=(*config.attention, config.attention[-1]),
+    )
+
+
 def log_difference(config: ModelConfig, scope: Scope, name: str, other: str) -> None:
     """Log that a checkpoint's tensors are used though config.json ties them to others."""
     if scope.device.type != "meta":
@@ -195,12 +245,14 @@ def decoder(
     embedding_multiplier: float = 1.0,
     logits_divisor: float = 1.0,
     zero_centred: bool = False,
+    mtp: MtpLayer | None = None,
 ) -> Decoder:
     """Build a decoder of `blocks` between the embedding and the last norm that are called so, and
     the head.
 
     tied: true if head and embedding are one where the config does not say. Where the checkpoint
-    holds a head of other values, they are two. zero_centred: as of Norm.
+    holds a head of other values, they are two. zero_centred: as of Norm. mtp: the layer of
+    multi-token prediction, where it is run.
     """
     hidden = config.hidden_size
     tied = Fields(config.raw, "config.json").flag("tie_word_embeddings", tied)
@@ -216,9 +268,13 @@ def decoder(
         norm=Norm(scope, norm, hidden, eps, zero_centred),
         head=Head(scope, table, hidden, tied, 1.0 / logits_divisor),
         tally=scope.tally,
-        mixing=max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
+        # The MTP layer goes on from the hidden states of all tokens.
+        mixing=len(blocks)
+        if mtp is not None
+        else max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
         embedding_multiplier=embedding_multiplier,
         commits=commit_groups(scope.recurrent, config.recurrent),
+        mtp=mtp,
     )
 
 

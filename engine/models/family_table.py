@@ -28,7 +28,7 @@ from baton.engine.models.families import (
     qwen3_next,
     zamba2,
 )
-from baton.engine.models.family import DTypes, Family
+from baton.engine.models.family import DTypes, Family, with_mtp
 from baton.engine.models.fields import Fields, read_fields
 from baton.engine.models.quantised import read_quantisation
 from baton.engine.settings.config import EngineConfig, ModelConfig
@@ -99,7 +99,8 @@ def _right(named: Family | None, built: Family) -> str:
 
 def configured_model(config: EngineConfig) -> ModelConfig:
     """Read the configuration of the model that an engine of these options runs."""
-    return read_config(config.model, config.dtype, config.ssm_dtype, config.conv_dtype)
+    dtypes = config.dtype, config.ssm_dtype, config.conv_dtype
+    return read_config(config.model, *dtypes, mtp=config.mtp)
 
 
 def read_config(
@@ -107,14 +108,19 @@ def read_config(
     dtype: torch.dtype,
     ssm_dtype: torch.dtype,
     conv_dtype: torch.dtype | None = None,
+    mtp: bool = False,
 ) -> ModelConfig:
     """Read the configuration in a Hugging Face model folder.
 
     dtype: of weights, activations and KV; ssm_dtype, conv_dtype: of the states in the pool. None:
     `dtype`
+    mtp: its layer of multi-token prediction is to be run. Raises ConfigError where there is none.
     """
     fields = read_fields(folder)
     quantisation = read_quantisation(fields, folder)
     dtypes = DTypes(dtype, conv_dtype or dtype, ssm_dtype)
-    config = family_of(fields).read(fields, folder, dtypes)
+    family = family_of(fields)
+    config = family.read(fields, folder, dtypes)
+    if mtp:
+        config = with_mtp(config, family)
     return replace(config, quantisation=quantisation)

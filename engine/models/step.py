@@ -11,6 +11,7 @@ from torch import Tensor
 from baton.core.errors import InvariantError
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.step.draft_batch import DraftBatch
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.engine.step.layer_progress import LayerProgress
 from baton.kernels.chunks import RaggedRows
@@ -45,6 +46,7 @@ class PrefillRows:
     planned_conv: GatedConvPrefill | None  # where recurrent layers are convolutions alone
     planned_mamba2: Mamba2Prefill | None  # where they are Mamba-2
     planned_delta: DeltaPrefill | None  # where they are gated delta nets
+    planned_shift: GatedConvPrefill | None  # where the model's MTP layer is run
 
     @property
     def conv(self) -> GatedConvPrefill:
@@ -66,6 +68,13 @@ class PrefillRows:
         if self.planned_delta is None:
             raise InvariantError("no recurrent layer of the model's configuration is a delta net")
         return self.planned_delta
+
+    @property
+    def shift(self) -> GatedConvPrefill:
+        """The function that shifts the hidden states of these rows by one token."""
+        if self.planned_shift is None:
+            raise InvariantError("the model's configuration runs no MTP layer")
+        return self.planned_shift
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,30 @@ class Step:
             states=states,
             pages=pages,
             progress=batch.progress,
+        )
+
+    @classmethod
+    def draft(cls, batch: DraftBatch, states: StatePool, pages: PagePool) -> Self:
+        """Return the step of one depth of drafts, whose layers read and write no slot."""
+        return cls(
+            decode_tokens=batch.token_ids.shape[0],
+            decode=DecodeRows(
+                read_slots=batch.table_rows[:0],
+                write_slots=batch.table_rows[:0],
+                has_initial=None,
+                block_tables=batch.block_tables,
+                table_rows=batch.table_rows,
+                kv_lens=batch.kv_lens,
+                kv_lens_host=batch.kv_lens_host,
+                kept=None,
+            ),
+            prefill=None,
+            positions=batch.positions,
+            token_pages=batch.token_pages,
+            token_offsets=batch.token_offsets,
+            states=states,
+            pages=pages,
+            progress=None,
         )
 
     def state_written(self, index: int) -> None:
@@ -154,4 +187,5 @@ def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
         planned_conv=None if index.conv is None else index.conv(rows),
         planned_mamba2=None if index.mamba2 is None else index.mamba2(rows),
         planned_delta=None if index.delta is None else index.delta(rows),
+        planned_shift=None if index.shift is None else index.shift(rows),
     )

@@ -19,6 +19,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.replay.static_step import StaticStep
 from baton.engine.settings.config import ModelConfig
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.model import Model
 from baton.engine.step.recurrent_index import RecurrentIndex
@@ -162,6 +163,14 @@ class GraphedModel:
             return self._model.forward(batch, states, pages)
         memory = _Memory(states, pages, batch.block_tables)
         return self._at(size, batch.window, memory).run(batch)
+
+    def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
+        """Return the last hidden states of sequences; see `baton.engine.step.model.Model`."""
+        return self._model.hidden_before(states, slots)
+
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
+        return self._model.draft(batch, states, pages)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""

@@ -55,6 +55,9 @@ class ModelConfig:
     ssm_dtype: torch.dtype
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
     query_heads: int = 0  # of an attention layer; the memory plan's
+    # The model's layer of multi-token prediction is run. It comes last in `attention`, and in
+    # `recurrent` the hidden state of the last token, which it goes on from.
+    mtp: bool = False
     expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
     quantisation: Quantisation = UNQUANTISED
 
@@ -96,6 +99,8 @@ class EngineConfig(EngineOptions):
     staging_bytes: int = 0
     threads: int | None = None  # compute threads, of all ranks together; None: torch's
     tp: int = 1  # tensor-parallel ranks of the replica, a process each
+    # Run the model's layer of multi-token prediction in every step, as drafts by it need.
+    mtp: bool = False
     # Tokens that end answers beside those of the model's folder: of --chat-template.
     end_ids: tuple[int, ...] = ()
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.settings.config import ModelConfig
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths
 from baton.engine.step.recurrent_index import RecurrentIndex
 from baton.kernels.base import Kernels
@@ -49,6 +50,23 @@ class Model(Protocol):
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the recurrent states after the accepted tokens of a step that verified several a
         row, the last that `forward` ran.
+        """
+        ...
+
+    def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
+        """Return the hidden states of the last tokens of sequences, of a model with `config.mtp`.
+
+        slots: [B] int64, the slots that their next step reads
+        returns [B, hidden] in the dtype of activations
+        """
+        ...
+
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Run the MTP layer on one token a row, of a model with `config.mtp`.
+
+        Writes the tokens' entries to `pages`, and reads the rows' entries from place 1 on; no slot
+        is read or written. What the entries hold is written again by the forward that computes the
+        tokens.
         """
         ...
 

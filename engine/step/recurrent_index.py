@@ -1,7 +1,9 @@
 """The indices by which recurrent layers find the prefill rows of a step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.base import Kernels
@@ -19,7 +21,11 @@ class RecurrentIndex:
     conv: GatedConvRows | None = None  # where recurrent layers are convolutions alone
     mamba2: Mamba2Rows | None = None  # where they are Mamba-2
     delta: DeltaRows | None = None  # where they are gated delta nets
+    shift: GatedConvRows | None = None  # of the hidden state that MTP goes on from
 
+
+# Taps of the convolution that gives each token the hidden state of the one before it.
+SHIFT_WIDTH = 2
 
 NO_INDEX = HostPlan((), lambda _: RecurrentIndex())
 
@@ -38,6 +44,26 @@ def plan_recurrent(
     """
     if not config.recurrent or not prefix_lens_host:
         return NO_INDEX
+    lens = (cu_seqlens_host, prefix_lens_host)
+    if not config.mtp:
+        return _plan_mixers(config, kernels, *lens, snapshots)
+    alone = len(config.recurrent) == 1  # the hidden state
+    mixers = NO_INDEX if alone else _plan_mixers(config, kernels, *lens, snapshots)
+    shift = kernels.plan_gated_conv_prefill(*lens, SHIFT_WIDTH, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> RecurrentIndex:
+        return replace(mixers.build(parts), shift=shift.build(parts))
+
+    return HostPlan((*mixers.lists, *shift.lists), build)
+
+
+def _plan_mixers(
+    config: ModelConfig,
+    kernels: Kernels,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[RecurrentIndex]:
     lens = (cu_seqlens_host, prefix_lens_host)
     width = config.recurrent[0].conv[1] + 1
     if Mixer.SHORT_CONV in config.mixers:

@@ -96,7 +96,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
     """Every field has an option, except those that depend on the other workers, which the cluster
     decides, and those that only `baton worker` has."""
     decided = {"model", "workers_on_host", "tickets", "threads", "tp", "rank_timeout_s"}
-    decided |= {"staging_bytes", "end_ids"}
+    decided |= {"staging_bytes", "end_ids", "mtp"}
     given = parse_cluster(
         "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
         "--load-format", "dummy", "--weight-format", "int8", "--page-size", "32",

@@ -2,13 +2,17 @@
 layer; then experts with a gated one for every token beside them, or an MLP."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from torch import Tensor
 
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
     Family,
+    MtpTensors,
     decoder,
     layer_mixers,
     model_config,
@@ -19,9 +23,14 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.gated_delta import DeltaShape, GatedDeltaNet
+from baton.engine.models.layers.hidden_shift import HiddenShift
+from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.layers.mlp import GatedMlp, PartMlp
 from baton.engine.models.layers.moe import GroupedTopK, RoutedSwiglu, SoftmaxRouter
+from baton.engine.models.layers.mtp_attention import MtpAttention
+from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope
+from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.gated_delta import CHUNK
@@ -86,21 +95,51 @@ def build(config: ModelConfig, scope: Scope, model: str, interleaved: bool) -> D
             mix = GatedDeltaNet(layer.at("linear_attn"), delta, place, interleaved)
         else:
             mix = Attention(layer.at("self_attn"), attention, place, rope)
-        forward = _feed_forward(fields, layer.at("mlp"), index)
+        forward = _feed_forward(fields, layer.at("mlp"), _is_plain(fields, index))
         for norm, branches in (
             ("input_layernorm", (mix,)),
             ("post_attention_layernorm", forward),
         ):
             blocks.append(residual(layer, norm, hidden, eps, *branches, zero_centred=True))
+    mtp = _mtp(config, scope, rope) if config.mtp else None
     embedding, norm = f"{model}.embed_tokens", f"{model}.norm"
-    return decoder(config, scope, blocks, eps, embedding, norm, zero_centred=True)
+    return decoder(config, scope, blocks, eps, embedding, norm, zero_centred=True, mtp=mtp)
 
 
-def _feed_forward(fields: Fields, scope: Scope, index: int) -> tuple[Layer, ...]:
-    """Build layer `index`'s MLP, or its experts and the MLP that every token uses beside them."""
-    hidden, experts = fields.integer("hidden_size"), fields.integer("num_experts", 0, minimum=0)
+def _mtp(config: ModelConfig, scope: Scope, rope: Tensor) -> MtpLayer:
+    """Build the layer of multi-token prediction: the model's own attention layer, with its norms
+    around it. The next depth goes on from what is behind the last norm, as in vLLM's
+    qwen3_next_mtp.py, llama.cpp (pull request 24025) and LightLLM (1402)."""
+    fields = Fields(config.raw, "config.json")
+    hidden, eps = config.hidden_size, _eps(fields)
+    _, attention = _sizes(fields)
+    norm = partial(Norm, hidden=hidden, eps=eps, zero_centred=True)
+    whole, layer = scope.at("mtp"), scope.at("mtp.layers.0")
+    forward = _feed_forward(fields, layer.at("mlp"), plain=False)
+    behind = residual(layer, "post_attention_layernorm", hidden, eps, *forward, zero_centred=True)
+    return MtpLayer(
+        scope.kernels,
+        norm(whole, "pre_fc_norm_embedding"),
+        norm(whole, "pre_fc_norm_hidden"),
+        WholeLinear(whole, "fc", hidden, 2 * hidden),
+        HiddenShift(scope, hidden, len(config.recurrent) - 1),
+        norm(layer, "input_layernorm"),
+        MtpAttention(layer.at("self_attn"), attention, len(config.attention) - 1, rope),
+        (behind,),
+        norm(whole, "norm"),
+    )
+
+
+def _is_plain(fields: Fields, index: int) -> bool:
+    """Return True if layer `index` has an MLP also in a model with experts."""
     plain = index in fields.integers("mlp_only_layers", ())
-    if not experts or plain or (index + 1) % fields.integer("decoder_sparse_step", 1):
+    return plain or bool((index + 1) % fields.integer("decoder_sparse_step", 1))
+
+
+def _feed_forward(fields: Fields, scope: Scope, plain: bool) -> tuple[Layer, ...]:
+    """Build a layer's MLP, or its experts and the MLP that every token uses beside them."""
+    hidden, experts = fields.integer("hidden_size"), fields.integer("num_experts", 0, minimum=0)
+    if plain or not experts:
         return (_mlp(scope, hidden, fields.integer("intermediate_size")),)
     choice = GroupedTopK.read(fields, experts, normalised=True)
     routed = RoutedSwiglu(
@@ -127,7 +166,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return build(config, scope, "model", interleaved=True)
 
 
-# "mtp": layers that guess further tokens, which nothing here asks for.
+# "mtp": a layer that guesses further tokens.
 FAMILY = Family(
     "qwen3_next",
     "Qwen3NextForCausalLM",
@@ -135,4 +174,5 @@ FAMILY = Family(
     _build,
     "gated delta net, gated attention; MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*"),
+    mtp=MtpTensors("num_nextn_predict_layers", default=1),
 )

@@ -119,7 +119,7 @@ class Attention:
             "k_proj": (kv,),
             "v_proj": (kv,),
         }
-        then = {"q_proj": partial(_gates_first, sizes.head_dim)} if sizes.gated else None
+        then = {"q_proj": partial(gates_first, sizes.head_dim)} if sizes.gated else None
         width = sizes.input or sizes.hidden
         self.qkv: Linear = ColumnLinear(scope, qkv, width, sizes.bias, then)
         self.out = RowLinear(scope, names.out, sizes.hidden, q, sizes.bias)
@@ -191,7 +191,7 @@ class Attention:
         return self.out(attended)
 
 
-def _gates_first(head_dim: int, rows: Tensor) -> Tensor:
+def gates_first(head_dim: int, rows: Tensor) -> Tensor:
     """Reorder rows [head x (query | gate)] to [gates | queries]."""
     pairs = rows.view(-1, 2, head_dim, *rows.shape[1:])
     return pairs.transpose(0, 1).flip(0).reshape(rows.shape)

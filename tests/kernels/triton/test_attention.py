@@ -107,7 +107,7 @@ def test_decode_matches_the_reference(heads, kv_heads, head_dim, dtype, page_siz
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_decode_begins_at_the_first_key(page_size, dtype):
-    """What lies before it is NaN; the last row has nothing from it on."""
+    """Tokens before it are NaN; the last row has none from it on."""
     rng = seeded(page_size)
     batch = paged_batch([1] * 3, [30, 270, 0], 6, 2, 16, page_size, dtype, rng)
     for row in batch.table_rows:

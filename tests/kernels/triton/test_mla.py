@@ -57,7 +57,7 @@ def test_decode_matches_torchs_with_and_without_a_tree(queries, page_size, dtype
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [PAGE, 64])
 def test_decode_begins_at_the_first_key(page_size, dtype):
-    """What lies before it is NaN; the last row has nothing from it on."""
+    """Tokens before it are NaN; the last row has none from it on."""
     rng = seeded(page_size)
     kv_lens = [5, 280, 1]
     pool, tables, table_rows = latent_batch(kv_lens, dtype, rng, page_size)
