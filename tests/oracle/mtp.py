@@ -5,6 +5,7 @@ and a norm, so it is made as a model of one layer, the donor: its layers and its
 donor's, embedding and head are the model's.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ _FILE = "model.safetensors"
 class MtpSpec:
     """The layer of one checkpoint.
 
-    changed: fields of the donor's config that differ from the model's
+    changed: fields of the donor's config that differ from the model's. count: the field of the
+    model's config with the number of such layers
     rename: the name of a donor's tensor in the checkpoint; None: it has none
     fused, embedding_norm, hidden_norm: the names of what lies before the layer
     """
@@ -36,6 +38,7 @@ class MtpSpec:
     fused: str
     embedding_norm: str
     hidden_norm: str
+    count: str = "num_nextn_predict_layers"
 
     @property
     def spec(self) -> Spec:
@@ -62,10 +65,56 @@ def _of_qwen(name: str) -> MtpSpec:
         "mtp.fc.weight",
         "mtp.pre_fc_norm_embedding.weight",
         "mtp.pre_fc_norm_hidden.weight",
+        "mtp_num_hidden_layers" if name.startswith("qwen3_5") else "num_nextn_predict_layers",
     )
 
 
-MTP_SPECS = {spec.name: spec for spec in map(_of_qwen, ("qwen3_next_odd", "qwen3_next_moe"))}
+def _nemotron(name: str) -> str | None:
+    if name == "backbone.norm_f.weight":
+        return "mtp.layers.1.final_layernorm.weight"
+    inner = name.removeprefix("backbone.")
+    return f"mtp.{inner}" if inner.startswith("layers.") else None
+
+
+def _of_nemotron(name: str) -> MtpSpec:
+    return MtpSpec(
+        name,
+        {"hybrid_override_pattern": "*E"},
+        _nemotron,
+        "mtp.layers.0.eh_proj.weight",
+        "mtp.layers.0.enorm.weight",
+        "mtp.layers.0.hnorm.weight",
+    )
+
+
+def _of_deepseek(name: str) -> MtpSpec:
+    prefix = f"model.layers.{SPECS[name].config['num_hidden_layers']}."
+
+    def rename(donated: str) -> str | None:
+        if donated == "model.norm.weight":
+            return f"{prefix}shared_head.norm.weight"
+        copies = {
+            "model.embed_tokens.weight": "embed_tokens.weight",
+            "lm_head.weight": "shared_head.head.weight",
+        }
+        return prefix + copies.get(donated, donated.removeprefix("model.layers.0."))
+
+    return MtpSpec(
+        name,
+        {"num_hidden_layers": 1, "first_k_dense_replace": 0},
+        rename,
+        f"{prefix}eh_proj.weight",
+        f"{prefix}enorm.weight",
+        f"{prefix}hnorm.weight",
+    )
+
+
+_MADE = {
+    _of_qwen: ("qwen3_next_odd", "qwen3_next_moe", "qwen3_5_tied", "qwen3_5_moe"),
+    _of_nemotron: ("nemotron_moe", "nemotron_latent"),
+    _of_deepseek: ("deepseek3_grouped",),
+}
+MTP_SPECS = {name: made(name) for made, names in _MADE.items() for name in names}
 
 
 def make_mtp_checkpoint(mtp: MtpSpec, folder: Path, donor: Path) -> Path:
@@ -96,6 +145,8 @@ def make_mtp_checkpoint(mtp: MtpSpec, folder: Path, donor: Path) -> Path:
     own[mtp.fused] = source.tensor(mtp.fused, (hidden, 2 * hidden))
     own[mtp.embedding_norm], own[mtp.hidden_norm] = factors(hidden), factors(hidden)
     save_file(own, folder / _FILE, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, mtp.count: 1}))
     return folder
 
 

@@ -5,21 +5,29 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
     Family,
+    MtpTensors,
     decoder,
     model_config,
     residual,
 )
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.hidden_shift import HiddenShift
+from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.layers.mla import Mla, MlaSizes
 from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.moe import GroupedRouter, GroupedTopK, RoutedSwiglu, Router
+from baton.engine.models.layers.mtp_attention import FIRST_KEY
+from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope, read_score_factor
+from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
 
@@ -60,7 +68,28 @@ def build(config: ModelConfig, scope: Scope, router: ReadRouter) -> Decoder:
             forward = _experts(fields, mlp, hidden, router)
         blocks.append(residual(layer, "input_layernorm", hidden, eps, attention))
         blocks.append(residual(layer, "post_attention_layernorm", hidden, eps, *forward))
-    return decoder(config, scope, blocks, eps)
+    mtp = _mtp(config, scope, rope, router) if config.mtp else None
+    return decoder(config, scope, blocks, eps, mtp=mtp)
+
+
+def _mtp(config: ModelConfig, scope: Scope, rope: Tensor, router: ReadRouter) -> MtpLayer:
+    """Build the layer of multi-token prediction, which lies behind the model's last and has experts
+    always. The next depth goes on from what is behind its norm, as measured by ATOM (1764)."""
+    fields = Fields(config.raw, "config.json")
+    hidden, eps = config.hidden_size, fields.number("rms_norm_eps", 1e-6)
+    layer, place = scope.at(f"model.layers.{len(config.layers)}"), len(config.attention) - 1
+    experts = _experts(fields, layer.at("mlp"), hidden, router)
+    return MtpLayer(
+        scope.kernels,
+        Norm(layer, "enorm", hidden, eps),
+        Norm(layer, "hnorm", hidden, eps),
+        WholeLinear(layer, "eh_proj", hidden, 2 * hidden),
+        HiddenShift(scope, hidden, len(config.recurrent) - 1),
+        Norm(layer, "input_layernorm", hidden, eps),
+        Mla(layer.at("self_attn"), _sizes(fields), place, rope, FIRST_KEY),
+        (residual(layer, "post_attention_layernorm", hidden, eps, *experts),),
+        Norm(layer, "shared_head.norm", hidden, eps),
+    )
 
 
 def _mlp(scope: Scope, hidden: int, width: int) -> GatedMlp:
@@ -92,4 +121,11 @@ FAMILY = Family(
     partial(build, router=_router),
     "latent attention; MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "model.layers.{}.*"),
+    mtp=MtpTensors(
+        "num_nextn_predict_layers",
+        default=0,
+        used=("model.layers.{}.*",),
+        # Copies of the model's own.
+        ignored=("model.layers.{}.embed_tokens.*", "model.layers.{}.shared_head.head.*"),
+    ),
 )

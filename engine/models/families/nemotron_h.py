@@ -12,6 +12,7 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     DTypes,
     Family,
+    MtpTensors,
     decoder,
     model_config,
     placed,
@@ -20,9 +21,14 @@ from baton.engine.models.family import (
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.hidden_shift import HiddenShift
+from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2Shape
 from baton.engine.models.layers.mlp import Relu2Mlp
 from baton.engine.models.layers.moe import GroupedTopK, RoutedRelu2
+from baton.engine.models.layers.mtp_attention import MtpAttention
+from baton.engine.models.layers.norm import Norm
+from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import Mixer, ModelConfig
 
@@ -48,18 +54,21 @@ _NEWER = {"linear_attention": "mamba", "full_attention": "attention"}
 _HEAD_DIM = 128  # of every Nemotron-H; older config.json files call it otherwise
 
 
-def _kinds(fields: Fields) -> tuple[str, ...]:
-    """Read what each layer is: a pattern of letters, or a list of names (transformers 5)."""
-    if fields.has("layers_block_type"):
-        kinds = tuple(_NEWER.get(name, name) for name in fields.texts("layers_block_type"))
+def _kinds(fields: Fields, prefix: str = "") -> tuple[str, ...]:
+    """Read what each layer is: a pattern of letters, or a list of names (transformers 5).
+
+    prefix: of the names of these fields; "mtp_": for the layer of multi-token prediction.
+    """
+    named, letters = f"{prefix}layers_block_type", f"{prefix}hybrid_override_pattern"
+    if fields.has(named):
+        kinds = tuple(_NEWER.get(name, name) for name in fields.texts(named))
     else:
-        pattern = fields.text("hybrid_override_pattern")
-        kinds = tuple(_LETTERS.get(letter, letter) for letter in pattern)
+        kinds = tuple(_LETTERS.get(letter, letter) for letter in fields.text(letters))
     unknown = sorted(set(kinds) - set(_MIXERS))
     if unknown or not kinds:
         raise ConfigError(
             f"{fields.where}: unknown layer types {', '.join(unknown) or '(none given)'}; known "
-            f"are {', '.join(_LETTERS)} of hybrid_override_pattern, and {', '.join(_MIXERS)}"
+            f"are {', '.join(_LETTERS)} of {letters}, and {', '.join(_MIXERS)}"
         )
     return kinds
 
@@ -122,16 +131,51 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
             branches = (Mamba2Mixer(mixer, mamba, places[index]),)
         elif kind == "attention":
             branches = (Attention(mixer, attention, places[index], None),)
-        elif kind == "mlp":
-            width = fields.integer("intermediate_size")
-            branches = (Relu2Mlp(mixer, hidden, width, fields.flag("mlp_bias", False)),)
         else:
-            branches = _experts(fields, mixer, hidden)
+            branches = _feed_forward(fields, mixer, hidden, kind)
         blocks.append(residual(layer, "norm", hidden, eps, *branches))
-    return decoder(config, scope, blocks, eps, "backbone.embeddings", "backbone.norm_f")
+    mtp = _mtp(config, scope, eps) if config.mtp else None
+    return decoder(config, scope, blocks, eps, "backbone.embeddings", "backbone.norm_f", mtp=mtp)
 
 
-# "mtp": layers that guess further tokens, which nothing here asks for.
+def _feed_forward(fields: Fields, mixer: Scope, hidden: int, kind: str) -> tuple[Layer, ...]:
+    """Build a layer without a mixer: an MLP, or experts."""
+    if kind == "moe":
+        return _experts(fields, mixer, hidden)
+    width = fields.integer("intermediate_size")
+    return (Relu2Mlp(mixer, hidden, width, fields.flag("mlp_bias", False)),)
+
+
+def _mtp(config: ModelConfig, scope: Scope, eps: float) -> MtpLayer:
+    """Build the layer of multi-token prediction: attention and what follows it, one index each. The
+    next depth goes on from what is behind the last norm, as in vLLM's nemotron_h_mtp.py."""
+    fields, hidden = Fields(config.raw, "config.json"), config.hidden_size
+    kinds = _kinds(fields, "mtp_")
+    if kinds[0] != "attention" or not {"mlp", "moe"}.issuperset(kinds[1:]):
+        raise ConfigError(
+            f"{fields.where}: the MTP layer is {', '.join(kinds)}; expected attention, then "
+            f"{_LETTERS['-']} or {_LETTERS['E']}: use speculative_algorithm ngram, or off"
+        )
+    first, last = scope.at("mtp.layers.0"), scope.at(f"mtp.layers.{len(kinds) - 1}")
+    branches = []
+    for index, kind in enumerate(kinds[1:], 1):
+        layer = scope.at(f"mtp.layers.{index}")
+        branch = _feed_forward(fields, layer.at("mixer"), hidden, kind)
+        branches.append(residual(layer, "norm", hidden, eps, *branch))
+    return MtpLayer(
+        scope.kernels,
+        Norm(first, "enorm", hidden, eps),
+        Norm(first, "hnorm", hidden, eps),
+        WholeLinear(first, "eh_proj", hidden, 2 * hidden),
+        HiddenShift(scope, hidden, len(config.recurrent) - 1),
+        Norm(first, "norm", hidden, eps),
+        MtpAttention(first.at("mixer"), _attention(fields), len(config.attention) - 1, None),
+        tuple(branches),
+        Norm(last, "final_layernorm", hidden, eps),
+    )
+
+
+# "mtp": layers that guess further tokens. Older models have none, and do not say so.
 FAMILY = Family(
     "nemotron_h",
     "NemotronHForCausalLM",
@@ -139,4 +183,5 @@ FAMILY = Family(
     _build,
     "Mamba-2, attention, MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*"),
+    mtp=MtpTensors("num_nextn_predict_layers", default=0),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import qwen3_next
-from baton.engine.models.family import DTypes, Family
+from baton.engine.models.family import DTypes, Family, MtpTensors
 from baton.engine.models.fields import Fields
 from baton.engine.models.scope import Scope
 from baton.engine.settings.config import ModelConfig
@@ -32,7 +32,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return qwen3_next.build(config, scope, _INSIDE if inside else "model", interleaved=False)
 
 
-# "mtp": layers that guess further tokens, which nothing here asks for.
+# "mtp": a layer that guesses further tokens.
 FAMILY = Family(
     "qwen3_5",
     "Qwen3_5ForCausalLM",
@@ -40,6 +40,7 @@ FAMILY = Family(
     _build,
     "gated delta net, gated attention; MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*", "model.visual.*"),
+    mtp=MtpTensors("mtp_num_hidden_layers", default=1),
     aliases=("qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     more_architectures=(
         "Qwen3_5ForConditionalGeneration",

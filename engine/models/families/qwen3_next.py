@@ -111,6 +111,7 @@ def _mtp(config: ModelConfig, scope: Scope, rope: Tensor) -> MtpLayer:
     around it. The next depth goes on from what is behind the last norm, as in vLLM's
     qwen3_next_mtp.py, llama.cpp (pull request 24025) and LightLLM (1402)."""
     fields = Fields(config.raw, "config.json")
+    fields.only("mtp_use_dedicated_embeddings", False, "the MTP layer shares the model's")
     hidden, eps = config.hidden_size, _eps(fields)
     _, attention = _sizes(fields)
     norm = partial(Norm, hidden=hidden, eps=eps, zero_centred=True)

@@ -60,13 +60,21 @@ class Mla:
 
     mixes = True
 
-    def __init__(self, scope: Scope, sizes: MlaSizes, index: int, rope: Tensor | None) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        sizes: MlaSizes,
+        index: int,
+        rope: Tensor | None,
+        first_key: int = 0,
+    ) -> None:
         """index: which of the model's latent attention layers this is (its place in a page).
 
         rope: [max positions, rotated] float32, as kernels.rope makes it; None: positions are not
-        told to the attention.
+        told to the attention. first_key: the first token that decode rows attend to.
         """
         self.index = index
+        self.first_key = first_key
         self.kernels = scope.kernels
         self.sizes = sizes
         self.rope = rope
@@ -91,14 +99,9 @@ class Mla:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         sizes = self.sizes
         q = self._queries(x)
-        compressed = self.down(x)
-        latent = self.kernels.rms_norm(compressed[:, : sizes.rank], self.norm, sizes.norm_eps)
-        key = compressed.view(x.shape[0], 1, -1)
-        turned, own = self._rotated(q, step.positions), self._rotated(key, step.positions)
+        turned = self._rotated(q, step.positions)
+        self.write(x, step)
         pool = step.pages.latents[self.index]
-        entry = self.kernels.concat(latent, own[:, 0])
-        self.kernels.latent_write(entry, pool, step.token_pages, step.token_offsets)
-        step.kv_written(self.index)
         plain = q[..., : sizes.plain]
         done = step.decode_tokens
         parts = []
@@ -123,6 +126,16 @@ class Mla:
             )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.out(attended.flatten(1))
+
+    def write(self, x: Tensor, step: Step) -> None:
+        """Write the latents of all tokens to their pages. x: [T, hidden]"""
+        sizes = self.sizes
+        compressed = self.down(x)
+        latent = self.kernels.rms_norm(compressed[:, : sizes.rank], self.norm, sizes.norm_eps)
+        own = self._rotated(compressed.view(x.shape[0], 1, -1), step.positions)
+        entry, pool = self.kernels.concat(latent, own[:, 0]), step.pages.latents[self.index]
+        self.kernels.latent_write(entry, pool, step.token_pages, step.token_offsets)
+        step.kv_written(self.index)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Compute the queries. x: [T, hidden] -> [T, heads, plain + rotated]"""
@@ -155,5 +168,6 @@ class Mla:
             rows.kv_lens_host,
             self.sizes.rank,
             self.sizes.scale,
+            first_key=self.first_key,
         )
         return self.kernels.from_latent(mean[:, 0], self.up, self.sizes.plain)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle.mtp import MTP_SPECS, MtpReference, make_mtp_checkpoint
+from mtp_models import MtpCheckpoints, entries_in
+from oracle.mtp import MTP_SPECS
 from step_driver import Row, StepDriver
 from torch import Tensor
 
 from baton.engine.assembly.loader import load_model
-from baton.engine.layout.layout import LatentShape
 from baton.engine.settings.config import EngineConfig
 from baton.engine.step.draft_batch import DraftBatch
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
@@ -26,25 +26,14 @@ BOUND = 1e-4  # of logits and entries, at a standard deviation near one
 TOKENS = 45
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """The folder of each checkpoint that was asked for, and of its donor."""
-    pytest.importorskip("transformers")
-    root = tmp_path_factory.mktemp("mtp")
-    return {name: (root / name, root / f"{name}_donor") for name in MTP_SPECS}
-
-
 @pytest.fixture(params=MTP_SPECS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def folder(folders: dict[str, tuple[Path, Path]], name: str) -> Path:
-    own, donor = folders[name]
-    if not own.exists():
-        make_mtp_checkpoint(MTP_SPECS[name], own, donor)
-    return own
+def folder(mtp_checkpoints: MtpCheckpoints, name: str) -> Path:
+    return mtp_checkpoints.folder(name)
 
 
 @pytest.fixture(params=[KernelChoice.AUTO, KernelChoice.TORCH])
@@ -58,17 +47,9 @@ def ids(name: str) -> list[int]:
     return [rng.randrange(3, MTP_SPECS[name].spec.config["vocab_size"]) for _ in range(TOKENS)]
 
 
-def entries(driver: StepDriver, row: Row, first: int = 1) -> Tensor:
-    """[tokens, values]: what the layer's pages hold of the row's computed tokens from `first`."""
-    pools = (
-        [driver.pages.latents[-1]]
-        if isinstance(driver.model.config.attention[-1], LatentShape)
-        else [driver.pages.k[-1], driver.pages.v[-1]]
-    )
-    places = range(first, row.computed)
-    pages = torch.tensor([row.pages[place // driver.page_size] for place in places])
-    offsets = torch.tensor([place % driver.page_size for place in places])
-    return torch.cat([pool[pages, offsets].flatten(1) for pool in pools], dim=1).float()
+def entries(driver: StepDriver, row: Row) -> Tensor:
+    """[tokens - 1, values]: what the layer has written of the row, but of its first token."""
+    return entries_in(driver.pages, row.pages, row.computed)
 
 
 def hidden(driver: StepDriver, row: Row) -> Tensor:
@@ -107,9 +88,9 @@ def draft(
 
 
 def test_drafts_of_three_depths_are_those_of_a_float64_reference(
-    folders: dict[str, tuple[Path, Path]], name: str, model: Model, ids: list[int]
+    mtp_checkpoints: MtpCheckpoints, name: str, model: Model, ids: list[int]
 ) -> None:
-    reference = MtpReference(MTP_SPECS[name], *folders[name])
+    reference = mtp_checkpoints.reference(name)
     driver = StepDriver(model)
     rows = [driver.start(ids[:length]) for length in (2, 17, TOKENS)]
     newest = [row.tokens.pop() for row in rows]

@@ -80,6 +80,79 @@ def test_a_family_without_the_layer_is_refused_by_name(tmp_path: Path) -> None:
         read(tmp_path, GRANITE_SMALL)
 
 
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 320,
+    "max_position_embeddings": 1024,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 40,
+    "num_nextn_predict_layers": 1,
+}
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "vocab_size": 320,
+    "max_position_embeddings": 1024,
+    "hidden_size": 64,
+    "hybrid_override_pattern": "M*-M",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    "num_nextn_predict_layers": 1,
+}
+
+
+def test_a_model_without_recurrent_layers_has_a_slot_for_the_hidden_state(tmp_path: Path) -> None:
+    config = read(tmp_path, DEEPSEEK)
+    assert [shape.conv for shape in config.recurrent] == [(64, 1)]
+    assert len(config.attention) == 4
+    index = plan_recurrent(config, TORCH, (0, 5), (0,), None).on(torch.device("cpu"))
+    assert index.shift is not None
+    assert (index.conv, index.mamba2, index.delta) == (None, None, None)
+    names = declared_weights(config).shapes.keys()
+    layer = {name.removeprefix("model.layers.3.") for name in names if ".3." in name}
+    assert {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"} <= layer
+    assert not {"shared_head.head.weight", "embed_tokens.weight"} & layer
+    assert not read(tmp_path, DEEPSEEK, mtp=False).recurrent
+
+
+@pytest.mark.parametrize("pattern", ["*", "*-", "*--"])
+def test_nemotrons_layer_is_attention_and_what_follows_it(tmp_path: Path, pattern: str) -> None:
+    config = read(tmp_path, {**NEMOTRON, "mtp_hybrid_override_pattern": pattern})
+    names = {name for name in declared_weights(config).shapes if name.startswith("mtp.")}
+    assert f"mtp.layers.{len(pattern) - 1}.final_layernorm.weight" in names
+    assert {int(name.split(".")[2]) for name in names} == set(range(len(pattern)))
+
+
+@pytest.mark.parametrize("pattern", ["-*", "*M", "**"])
+def test_other_orders_are_refused_by_name(tmp_path: Path, pattern: str) -> None:
+    config = read(tmp_path, {**NEMOTRON, "mtp_hybrid_override_pattern": pattern})
+    with pytest.raises(ConfigError, match=r"the MTP layer is .*; expected attention, then"):
+        declared_weights(config)
+
+
+def test_a_layer_with_an_embedding_of_its_own_is_refused_by_name(tmp_path: Path) -> None:
+    config = read(tmp_path, {**QWEN, "mtp_use_dedicated_embeddings": True})
+    with pytest.raises(ConfigError, match="mtp_use_dedicated_embeddings is True"):
+        declared_weights(config)
+
+
 def test_several_ranks_are_refused() -> None:
     with pytest.raises(ConfigError, match="multi-token prediction runs on one rank"):
         check_ranks(EngineConfig(model=Path("m"), tp=2, mtp=True))
