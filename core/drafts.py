@@ -11,6 +11,7 @@ class DraftSource(StrEnum):
     PREDICTION = "prediction"  # the text that the client expects
     SHARED = "shared"  # what followed the same tokens in other answers of the same scope
     GRAMMAR = "grammar"  # what the grammar lets come alone
+    MTP = "mtp"  # what the model's own layer of multi-token prediction expects
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from baton.deploy.cluster.device_choice import ONE, ChosenDevice, chosen_device
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.options.access import ClientTlsOptions, client_tls_of
 from baton.deploy.options.cluster import authority_of
+from baton.deploy.options.drafts import speculation_of
 from baton.deploy.options.model import DTYPES, EngineArguments, dtype_of, folder_of
 from baton.deploy.options.placement import placement_of
 from baton.deploy.options.serve import ClusterArguments
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.options import RouterOptions
@@ -47,11 +49,15 @@ def engine_from(arguments: EngineArguments, device: str | None = None) -> Engine
     device: what `auto` stands for; chosen here when left out. Raises StartError.
     """
     folder, compute = folder_of(arguments.model), arguments.compute
+    drafts = speculation_of(arguments.drafts)
     return EngineConfig(
         folder,
         dtype=_TORCH_DTYPES[dtype_of(compute.dtype, folder)],
         ssm_dtype=_TORCH_DTYPES[compute.mamba_ssm_dtype],
         device=device_from(arguments).name if device is None else device,
+        mtp=drafts.algorithm is SpeculativeAlgorithm.MTP,
+        speculative_algorithm=drafts.algorithm,
+        speculative_num_draft_tokens=drafts.draft_tokens,
         **vars(arguments.engine),
     )
 

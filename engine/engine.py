@@ -80,7 +80,7 @@ class Engine:
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
         ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
-        drafter, guesser = drafting(config, model, proposers)
+        drafter, guesser = drafting(config, model, self.states, self.pages, proposers)
         kept = kept_inputs(model, self.plan.step.kept_tokens, device)
         more = self._stream, config.layer_group_bytes, kept, guesser
         if isinstance(model, LeadingModel):

@@ -25,7 +25,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "disable_radix_cache": not config.prefix_caching,
         "disable_overlap_schedule": not config.overlap or plan.donates_live,
         "speculative_algorithm": config.speculative_algorithm.value,
-        "speculative_num_draft_tokens": config.window,
+        "speculative_num_draft_tokens": config.draft_tokens,
         "speculative_ngram_capacity": config.speculative_ngram_capacity,
         "mamba_scheduler_strategy": strategy.value,
         "mamba_track_interval": config.mamba_track_interval,

@@ -24,7 +24,7 @@ from baton.engine.settings.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgo
 from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
-from baton.engine.speculation.proposer import DeviceProposer, Proposers
+from baton.engine.speculation.proposer import DecodingStep, DeviceProposer, Proposers
 from baton.engine.speculation.shared_source import SharedSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -234,9 +234,9 @@ class _Chosen:
         self.source = source
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
-        return self.source.propose(tables, rows, ends, most)
+        return self.source.propose(tables, rows, ends, most, step)
 
 
 class _Known:
@@ -258,7 +258,7 @@ class _Known:
         self._vocab = engine.plan.model_config.vocab_size
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
         drafts = torch.zeros((len(rows), most), dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int64)

@@ -141,7 +141,7 @@ def _click_type(declared: Declared) -> click.ParamType[object]:
         case TokensOr() as tokens:
             return TokensOrWord(tokens)
         case Words(meanings):
-            return click.Choice(list(meanings))
+            return click.Choice(list(meanings), case_sensitive=False)
         case File():
             return click.Path(exists=True, dir_okay=False, path_type=Path)
         case Folder():

@@ -7,6 +7,7 @@ from baton.core.errors import ConfigError
 from baton.core.options import Group, Words, option
 from baton.deploy.errors import StartError
 from baton.deploy.files.example_model import EXAMPLE_MODEL
+from baton.deploy.options.drafts import DraftOptions
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.choices import AUTO_DEVICE
 from baton.engine.settings.options import EngineOptions
@@ -60,6 +61,7 @@ class EngineArguments:
     model: ModelOptions
     compute: ComputeOptions
     engine: EngineOptions
+    drafts: DraftOptions
 
 
 def folder_of(options: ModelOptions) -> Path:

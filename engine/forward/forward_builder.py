@@ -18,7 +18,9 @@ from baton.engine.step.layer_progress import LayerProgress
 from baton.engine.step.model import Model
 from baton.engine.step.plain_rows import Ints
 from baton.engine.step.recurrent_index import RecurrentIndex
+from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.torch_kernels import TORCH
 
 _ZERO = np.zeros(1, np.int64)
 
@@ -139,11 +141,12 @@ def look_up(
     page_size: int,
     window: WindowPlan | None = None,
     proposer: DeviceProposer | None = None,
+    kernels: Kernels = TORCH,
 ) -> tuple[Tensor, Begun | None]:
     """Fill in what the request tables know by now: the positions of rows that decode, the step's
     tokens and their pages. The tables' lengths then count the tokens that the step samples.
 
-    window: what is to be verified, with the drafts that `proposer` guesses.
+    window: what is to be verified, with the drafts that `proposer` guesses and `kernels` draw.
     Returns [draws] int64, the tokens of each sequence before the one that is sampled; and the
     windows.
     """
@@ -153,7 +156,8 @@ def look_up(
     if window is not None:
         ends = torch.empty_like(draw_rows)
         tables.advance(draw_rows, ends)
-        begun = begin_window(window, ends[: forward.decode_requests], tables, proposer)
+        newest = ends[: forward.decode_requests]
+        begun = begin_window(window, forward, newest, tables, proposer, kernels)
         seen = begun.seen.flatten()
         forward.kv_lens[:decoding].copy_(seen)
         positions[:decoding].copy_((seen - 1).clamp_(min=0))

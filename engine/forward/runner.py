@@ -219,7 +219,7 @@ class ModelRunner:
             apply_changes(prepared.entries, prepared.changes, tables)
         window, kernels = prepared.window, self._model.kernels
         places = packed, forward, tables, self._page_size
-        ends, begun = look_up(*places, window, self._proposer)
+        ends, begun = look_up(*places, window, self._proposer, kernels)
         readable = kernels.native is not None  # what lies on the device, without waiting for it
         if readable and window is not None and begun is not None:
             forward, window, begun = used_window(forward, window, begun)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.forward.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
+from baton.engine.forward.sampling_batch import PenalisedRows, SamplingBatch
 from baton.engine.memory.request_tables import RequestTables
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs, add_biases, allow_tokens, log_probs, mask_tokens
@@ -62,18 +62,7 @@ def sample(
         )
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
-    if batch.penalised is not None:
-        _penalise(draws, batch.penalised, tables, kernels)
-    if batch.biases is not None:
-        add_biases(draws, *batch.biases)
-    if batch.short is not None:
-        rows, table_rows, least = batch.short
-        # Whether a row is that short is known here: where it verifies drafts, the host does not.
-        short = tables.output_lengths(table_rows, ends.index_select(0, rows)) < least
-        mask_tokens(draws, rows, tables.stop_ids[table_rows], short)
-    if batch.allowed is not None:
-        allow_tokens(draws, *batch.allowed)
-    token_ids = _draw(draws, batch.random, ends, tables, kernels)
+    token_ids = drawn(draws, batch, ends, tables, kernels)
     if batch.penalised is not None:
         known = batch.penalised
         kernels.add_token_counts(tables.counts, known.table_rows, token_ids[known.rows])
@@ -84,14 +73,25 @@ def sample(
     return Sampled(token_ids, logprobs, scores)
 
 
-def _draw(
-    logits: Tensor,
-    random: RandomRows | None,
-    ends: Tensor,
-    tables: RequestTables,
-    kernels: Kernels,
+def drawn(
+    logits: Tensor, batch: SamplingBatch, ends: Tensor, tables: RequestTables, kernels: Kernels
 ) -> Tensor:
-    """Sample a token for each draw: [draws] int64."""
+    """Draw a token of each row, and count none: [draws] int64.
+
+    logits: [draws, vocab] float32, raw; changed in place. The others: as of `sample`.
+    """
+    if batch.penalised is not None:
+        _penalise(logits, batch.penalised, tables, kernels)
+    if batch.biases is not None:
+        add_biases(logits, *batch.biases)
+    if batch.short is not None:
+        rows, table_rows, least = batch.short
+        # Whether a row is that short is known here: where it verifies drafts, the host does not.
+        short = tables.output_lengths(table_rows, ends.index_select(0, rows)) < least
+        mask_tokens(logits, rows, tables.stop_ids[table_rows], short)
+    if batch.allowed is not None:
+        allow_tokens(logits, *batch.allowed)
+    random = batch.random
     if random is None:
         return logits.argmax(dim=-1)
     positions = tables.output_lengths(random.table_rows, ends.index_select(0, random.rows))

@@ -13,19 +13,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.forward.sampler import Sampled, pinned, sample
+from baton.engine.forward.sampler import Sampled, drawn, pinned, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.draw import DRAW_RECORD, Draw
-from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.speculation.proposer import DecodingStep, DeviceProposer
 from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs
+from baton.kernels.torch_kernels import TORCH
 from baton.kernels.verify import Accepted
 
 # Stands where a row has no draft: its logits are padding's, and nobody reads what is drawn.
@@ -57,7 +59,7 @@ class WindowPlan:
     """The verification of one step on the device. B rows, windows of Q tokens. All [B] int64 but:
 
     table_rows: of the request tables. drafts: [B, Q - 1], the host's, then padding. counts: of the
-    host's drafts. guesses: drafts that the device guesses, at most; any_guesses: not all are 0.
+    host's drafts. guesses: drafts that the device guesses, at most; most_guesses: of any row.
     rooms: tokens of the sequence that may be computed. track_slots, track_depths: the snapshot
     that a row may take beside the slot that it writes, and the tokens that it stands after; 0: none
     draws: behind each place of a window but the first
@@ -67,7 +69,7 @@ class WindowPlan:
     drafts: Tensor
     counts: Tensor
     guesses: Tensor
-    any_guesses: bool
+    most_guesses: int
     rooms: Tensor
     track_slots: Tensor
     track_depths: Tensor
@@ -112,7 +114,7 @@ def plan_window(batch: Batch, first: SamplingBatch, device: torch.device) -> Win
         packed.ints("drafts").view(count, size - 1),
         packed.ints("counts"),
         packed.ints("guesses"),
-        bool(columns[1].any()),
+        int(columns[1].max(initial=0)),
         packed.ints("rooms"),
         packed.ints("slots"),
         packed.ints("depths"),
@@ -184,13 +186,21 @@ class Verified:
 
 
 def begin_window(
-    plan: WindowPlan, ends: Tensor, tables: RequestTables, proposer: DeviceProposer | None
+    plan: WindowPlan,
+    forward: ForwardBatch,
+    ends: Tensor,
+    tables: RequestTables,
+    proposer: DeviceProposer | None,
+    kernels: Kernels = TORCH,
 ) -> Begun:
     """Guess drafts, and write all drafts behind the rows' sequences, of `ends` [B] tokens."""
     size = plan.drafts.shape[1] + 1
     drafts, counts = plan.drafts, plan.counts
-    if plan.any_guesses and proposer is not None:
-        guessed, found = proposer.propose(tables, plan.table_rows, ends, size - 1)
+    if plan.most_guesses and proposer is not None:
+        step = _decoding_step(plan, forward, ends, tables, kernels)
+        place = tables, plan.table_rows, ends, plan.most_guesses
+        guessed, found = proposer.propose(*place, step)
+        guessed = F.pad(guessed, (0, size - 1 - plan.most_guesses))
         mine = plan.guesses > 0
         drafts = torch.where(mine[:, None], guessed, drafts)
         counts = torch.where(mine, torch.minimum(found, plan.guesses), counts)
@@ -203,6 +213,27 @@ def begin_window(
     rows = torch.where(real[:, 1:], plan.table_rows[:, None], 0)
     tables.append(rows.flatten(), at.flatten(), drafts.flatten())
     return begun
+
+
+def _decoding_step(
+    plan: WindowPlan,
+    forward: ForwardBatch,
+    ends: Tensor,
+    tables: RequestTables,
+    kernels: Kernels,
+) -> DecodingStep:
+    """Return what a proposer that runs the model needs of the step."""
+
+    def draw(logits: Tensor, guesses: int) -> Tensor:
+        # A row whose drafts are guessed has one draw behind all of them.
+        return drawn(logits, plan.draws[guesses], ends + guesses, tables, kernels)
+
+    rows = forward.decode_requests
+    size = plan.drafts.shape[1] + 1
+    wanted = torch.minimum(plan.guesses, plan.rooms - ends).clamp_(min=0)
+    return DecodingStep(
+        wanted, forward.read_slots[:rows], forward.host.kv_lens[: rows * size : size], draw
+    )
 
 
 def sample_window(
@@ -228,11 +259,11 @@ def sample_window(
     window = logits[: rows * size].view(rows, size, -1)
     behind_newest = torch.cat((window[:, 0], logits[rows * size :]))
     sampled = sample(behind_newest, first, ends, tables, kernels)
-    drawn, logprobs = [sampled.token_ids[:rows]], []
+    tokens_behind, logprobs = [sampled.token_ids[:rows]], []
     alive, ends = begun.alive, begun.ends
     counts = torch.ones_like(begun.counts)
     for place, draws in enumerate(plan.draws, 1):
-        alive = alive & (place <= begun.counts) & (drawn[-1] == begun.drafts[:, place - 1])
+        alive = alive & (place <= begun.counts) & (tokens_behind[-1] == begun.drafts[:, place - 1])
         if readable and not alive.any():
             break
         counts += alive
@@ -240,13 +271,13 @@ def sample_window(
         found = sample(
             window[:, place].contiguous(), _where(alive, draws), ends + place, tables, kernels
         )
-        drawn.append(found.token_ids)
+        tokens_behind.append(found.token_ids)
         logprobs.append(found.logprobs)
         at = torch.where(alive, ends + place, 0)
         tables.append(torch.where(alive, plan.table_rows, 0), at, found.token_ids)
     tables.lengths.index_add_(0, plan.table_rows, counts - 1)
     drafts = torch.where(begun.alive, begun.counts, 0)
-    tokens = torch.stack(drawn, dim=1)
+    tokens = torch.stack(tokens_behind, dim=1)
     return sampled, Verified(ends - 1, drafts, counts, tokens, tuple(logprobs))
 
 

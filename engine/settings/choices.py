@@ -34,6 +34,7 @@ class SpeculativeAlgorithm(StrEnum):
     OFF = "off"  # plain decoding
     NGRAM = "ngram"  # what followed the same tokens before, in the request itself
     AUTO = "auto"  # ngram, for the rows and steps where it pays
+    MTP = "mtp"  # what the model's own layer of multi-token prediction expects
 
 
 class MixedBudget(StrEnum):

@@ -12,8 +12,10 @@ from baton.engine.layout.layout import CacheShape, RecurrentShape
 from baton.engine.settings.choices import (
     CPU_MAX_RUNNING,
     CPU_MEMORY_FRACTION,
+    DRAFT_TOKENS,
     GPU_MAX_RUNNING,
     GPU_MEMORY_FRACTION,
+    WINDOWS,
     MixedBudget,
     SpeculativeAlgorithm,
 )
@@ -101,6 +103,9 @@ class EngineConfig(EngineOptions):
     tp: int = 1  # tensor-parallel ranks of the replica, a process each
     # Run the model's layer of multi-token prediction in every step, as drafts by it need.
     mtp: bool = False
+    speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
+    # Tokens that a step verifies of a request: the newest, and guesses; at least 2.
+    speculative_num_draft_tokens: int = DRAFT_TOKENS
     # Tokens that end answers beside those of the model's folder: of --chat-template.
     end_ids: tuple[int, ...] = ()
 
@@ -131,7 +136,12 @@ class EngineConfig(EngineOptions):
 
     @property
     def window(self) -> int:
-        """Tokens that a step computes of a request that decodes, at most."""
+        """Tokens that a step computes of a request that decodes, at most, with padding."""
+        return next((size for size in WINDOWS if size >= self.draft_tokens), self.draft_tokens)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens that a step verifies of a request, its newest one among them."""
         if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
             return 1
         return self.speculative_num_draft_tokens

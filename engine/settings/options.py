@@ -3,22 +3,19 @@
 from dataclasses import dataclass
 
 from baton.core.latency_target import LatencyTarget
-from baton.core.options import Group, Number, Whole, Words, option
+from baton.core.options import Group, Number, Whole, option
 from baton.engine.layout.grids import Strategy
 from baton.engine.settings.choices import (
     CPU_MAX_RUNNING,
     CPU_MEMORY_FRACTION,
-    DRAFT_TOKENS,
     GPU_MAX_RUNNING,
     GPU_MEMORY_FRACTION,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
-    WINDOWS,
     LoadFormat,
     MixedBudget,
-    SpeculativeAlgorithm,
     WeightFormat,
 )
 from baton.kernels.kernel_choice import KernelChoice
@@ -91,15 +88,6 @@ class EngineOptions(LatencyTarget):
         None, Group.CACHE,
         "Slots for the prefix cache's snapshots; set by the memory budget when left out.",
         Whole(0))
-    speculative_algorithm: SpeculativeAlgorithm = option(
-        SpeculativeAlgorithm.OFF, Group.DRAFTS,
-        "Guess tokens and verify several in one step: ngram guesses what followed the same tokens "
-        "before; auto does where it pays, by what steps cost and how many guesses were right. "
-        "Answers stay the same.")
-    speculative_num_draft_tokens: int = option(
-        DRAFT_TOKENS, Group.DRAFTS,
-        "Tokens that one step verifies of a request: its newest and guesses.",
-        Words({str(window): window for window in WINDOWS[1:]}))
     # Of other answers, in which drafts are looked up: see `SharedTexts`.
     speculative_ngram_capacity: int = option(
         0, Group.DRAFTS,

@@ -8,6 +8,7 @@ from baton.engine.settings.choices import (
     MOST_CAPACITY,
     WINDOWS,
     MixedBudget,
+    SpeculativeAlgorithm,
 )
 from baton.engine.settings.config import EngineConfig, ModelConfig
 
@@ -49,10 +50,14 @@ def check_options(
             "caches a live state whose draft tokens may be wrong: use "
             "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
         )
-    if config.speculative_num_draft_tokens not in WINDOWS[1:]:
+    if not 2 <= config.speculative_num_draft_tokens <= WINDOWS[-1]:
         raise ConfigError(
-            f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
+            f"speculative_num_draft_tokens must be 2 to {WINDOWS[-1]}; "
             f"got {config.speculative_num_draft_tokens}"
+        )
+    if config.speculative_algorithm is SpeculativeAlgorithm.MTP and not config.mtp:
+        raise ConfigError(
+            "speculative_algorithm mtp guesses by a layer that steps are to run: set mtp too"
         )
     _check_texts(config)
     check_ranks(config)

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 from baton.core.drafts import DraftSource
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.request.request import Request
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.draft_choice import DraftChoice
+from baton.engine.speculation.mtp import MtpProposer
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
@@ -17,7 +20,6 @@ from baton.engine.step.batch import Batch
 from baton.engine.step.drafts import NO_DRAFTS, Drafts
 from baton.engine.step.model import Model
 from baton.engine.step.step_result import StepResult
-from baton.kernels.base import Kernels
 
 
 class Drafter:
@@ -34,6 +36,7 @@ class Drafter:
         self._host = proposers.host
         self._texts = proposers.texts
         self._on_device = proposers.device is not None
+        self._device_source = proposers.device_source
         self._most = window - 1
         self._vocab_size = vocab_size
 
@@ -57,11 +60,11 @@ class Drafter:
         if most <= 0:
             return NO_DRAFTS
         proposed: tuple[int, ...] = ()
-        source = DraftSource.NGRAM
+        source = DraftSource.NGRAM  # of the host, where it finds something
         if not request.pending:
             source, proposed = self._in_texts(request, most)
         if not proposed and self._guessed(request):
-            return Drafts(guesses=most)
+            return Drafts(guesses=most, sources=(self._device_source,) * most)
         if not proposed:
             proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
@@ -104,7 +107,7 @@ class Drafter:
         """Note the result of a row that was to have drafts. sources: of each; (): the device."""
         if self._choice is not None:
             self._choice.verified(request, drafts, accepted)
-        first = sources[0] if sources else DraftSource.NGRAM
+        first = sources[0] if sources else self._device_source
         for text in self._texts:
             text.verified(request, first, drafts, accepted)
 
@@ -141,24 +144,32 @@ class Drafter:
 
 
 def drafting(
-    config: EngineConfig, model: Model, proposers: Proposers | None = None
+    config: EngineConfig,
+    model: Model,
+    states: StatePool,
+    pages: PagePool,
+    proposers: Proposers | None = None,
 ) -> tuple[Drafter | None, DeviceProposer | None]:
     """Return what the options call for: who drafts, and who guesses on the device. None where steps
     verify nothing.
 
-    proposers: in place of those of the options.
+    states, pages: of the model's steps. proposers: in place of those of the options.
     """
     if config.window == 1:
         return None, None
-    proposers = proposers or _proposers(config, model.kernels)
+    proposers = proposers or _proposers(config, model, states, pages)
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
     # Where the host may look, a step without guesses is cut; see `used_window`.
     choice = DraftChoice(config.window, model.kernels.native is not None) if auto else None
-    return Drafter(proposers, config.window, model.config.vocab_size, choice), proposers.device
+    drafter = Drafter(proposers, config.draft_tokens, model.config.vocab_size, choice)
+    return drafter, proposers.device
 
 
-def _proposers(config: EngineConfig, kernels: Kernels) -> Proposers:
+def _proposers(config: EngineConfig, model: Model, states: StatePool, pages: PagePool) -> Proposers:
     texts: list[TextSource] = [PredictionSource()]
     if config.speculative_ngram_capacity:
         texts.append(SharedSource(config.speculative_ngram_capacity))
-    return Proposers(NgramProposer(), DeviceNgram(kernels), tuple(texts))
+    if config.speculative_algorithm is SpeculativeAlgorithm.MTP:
+        device = MtpProposer(model, states, pages)
+        return Proposers(NgramProposer(), device, tuple(texts), DraftSource.MTP)
+    return Proposers(NgramProposer(), DeviceNgram(model.kernels), tuple(texts))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from baton.engine.memory.request_tables import RequestTables
+from baton.engine.speculation.proposer import DecodingStep
 from baton.kernels.base import Kernels
 from baton.kernels.torch_kernels import TORCH
 
@@ -63,7 +64,7 @@ class DeviceNgram:
         self._kernels = kernels
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
         """See `DeviceProposer`."""
         sizes = SHORTEST, LONGEST

@@ -1,6 +1,6 @@
 """The guess of the tokens that follow a request's newest one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,17 +28,36 @@ class Proposer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DecodingStep:
+    """The step whose rows are guessed for, as a proposer needs it that runs the model. B rows.
+
+    wanted: [B] int64, guesses that there is use and room for
+    read_slots: [B] int64, the slots of the states behind all tokens but the newest
+    kv_lens_host: [B], no less than the tokens that a row and its guesses get to; empty where no
+        kernel asks for them
+    draw: draws the token behind so many guesses, 0 or more, by the rules that it is verified by,
+        from logits [B, vocab] float32, which it changes: [B] int64
+    """
+
+    wanted: Tensor
+    read_slots: Tensor
+    kv_lens_host: tuple[int, ...]
+    draw: Callable[[Tensor, int], Tensor]
+
+
 class DeviceProposer(Protocol):
     """A source of draft tokens on the device, which has the newest tokens before the host does."""
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
-        """Guess what follows the sequences of B rows. Reads nothing back; it may change nothing.
+        """Guess what follows the sequences of B rows. Reads nothing back; of what steps see it may
+        write alone what they write again.
 
         rows: [B] int64, of the request tables. ends: [B] int64, tokens of the sequences, at least
-        one. Returns tokens [B, most] int64 of the vocabulary, and how many of each row's are
-        guesses, [B] int64.
+        one. most: of any row's `wanted`, at least. Returns tokens [B, most] int64 of the
+        vocabulary, and how many of each row's are guesses, [B] int64.
         """
         ...
 
@@ -57,7 +76,7 @@ class TextSource(Protocol):
 
     def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:
         """Note that a step has accepted so many of its `drafts`, the first of which was guessed by
-        `source`, maybe another one. NGRAM: the device was asked, and perhaps guessed none.
+        `source`, maybe another one. NGRAM, MTP: the device was asked, and perhaps guessed none.
         """
         ...
 
@@ -77,9 +96,10 @@ class Proposers:
     device: asked for every row but those whose masks depend on their tokens. None: nobody guesses
     on the device. host: asked for all others; their rows run one step behind, because it has to see
     their newest tokens. texts: asked first, in this order. A row whose known tokens are in one of
-    them runs one step behind too.
+    them runs one step behind too. device_source: the name of `device`.
     """
 
     host: Proposer
     device: DeviceProposer | None = None
     texts: tuple[TextSource, ...] = ()
+    device_source: DraftSource = DraftSource.NGRAM

@@ -37,7 +37,8 @@ class SharedSource:
         """See `TextSource`."""
         if source is DraftSource.SHARED and not accepted:
             self._silent[request.serial] = len(request.output) + _PAUSE
-        if source is DraftSource.NGRAM and accepted and accepted == drafts:
+        guessed = source in (DraftSource.NGRAM, DraftSource.MTP)
+        if guessed and accepted and accepted == drafts:
             self._guessed.add(request.serial)
         else:
             self._guessed.discard(request.serial)

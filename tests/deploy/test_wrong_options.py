@@ -32,6 +32,8 @@ ANY_TEXT = {
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
     "--otlp-traces-endpoint": "below", "--metric-aliases": "below",
     "--default-chat-template-kwargs": "test_options.py: an object of JSON",
+    "--speculative-config": "test_speculation_options.py: an object of JSON",
+    "--speculative-draft-model-path": "test_speculation_options.py: all are refused",
     "--tool-call-parser": "test_options.py", "--reasoning-parser": "test_options.py",
     "--ray-address": "Ray alone can tell whether a Ray is there",
     "--prefill-label": "test_options.py", "--decode-label": "test_options.py",

@@ -12,6 +12,7 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.request import Request
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.guess_record import Ahead
+from baton.engine.speculation.proposer import DecodingStep
 
 
 class Known:
@@ -57,7 +58,7 @@ class KnownOnDevice:
         self._mine._rng = random.Random(known._rng.random())
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
         drafts = torch.zeros((len(rows), most), dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int64)

@@ -4,10 +4,12 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from baton.engine.memory.request_tables import RequestTables, TableSizes
 from baton.engine.speculation import ngram
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
+from baton.engine.speculation.proposer import DecodingStep
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import select
 from baton.kernels.kernel_choice import KernelChoice
@@ -22,6 +24,12 @@ def tables_of(sequences: list[list[int]], rng: random.Random) -> RequestTables:
     for row, tokens in enumerate(sequences, 1):
         tables.begin(row, torch.tensor(tokens, dtype=torch.int32))
     return tables
+
+
+def _step(ends: Tensor) -> DecodingStep:
+    """A step, which n-grams are guessed without."""
+    none = torch.zeros_like(ends)
+    return DecodingStep(none, none, (), lambda logits, _: logits.argmax(-1))
 
 
 @pytest.fixture(params=[KernelChoice.TORCH, KernelChoice.AUTO])
@@ -46,7 +54,7 @@ def test_guesses_are_those_of_the_host(
     rows = torch.randperm(len(sequences)) + 1
     ends = torch.tensor([len(tokens) for tokens in sequences])[rows - 1]
     tables = tables_of(sequences, seeded)
-    drafts, counts = DeviceNgram(kernels).propose(tables, rows, ends, most)
+    drafts, counts = DeviceNgram(kernels).propose(tables, rows, ends, most, _step(ends))
     found = 0
     for place, row in enumerate(rows.tolist()):
         seen = sequences[row - 1][-searched:]

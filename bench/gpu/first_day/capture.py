@@ -38,7 +38,7 @@ from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.proposer import Proposers
+from baton.engine.speculation.proposer import DecodingStep, Proposers
 from baton.kernels.dispatch import select
 
 _RUNNING = 16  # requests: captured steps of 1, 2, 4, 8 and 16, and with drafts of 1, 2 and 4
@@ -166,7 +166,7 @@ class KnownAnswers:
         self._known = torch.tensor(padded).to(device)
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
         """See `DeviceProposer`. A sequence is known by its first tokens."""
         known = self._known

@@ -32,7 +32,7 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.sizing.plan import MemoryPlan
-from baton.engine.speculation.proposer import Proposers
+from baton.engine.speculation.proposer import DecodingStep, Proposers
 from baton.kernels.base import Kernels
 from baton.kernels.torch_kernels import TORCH
 from baton.kernels.triton.triton_kernels import TritonKernels
@@ -113,7 +113,7 @@ class KnownTensor:
         self._guesses = torch.where(wrong, 5, self._tokens)
 
     def propose(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor]:
         longest = self._tokens.shape[1]
         asked = tables.tokens[rows, :longest]

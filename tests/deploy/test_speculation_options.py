@@ -1,0 +1,113 @@
+"""The spellings of options for draft tokens."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from baton.deploy.errors import StartError
+from baton.deploy.options.click_options import takes
+from baton.deploy.options.drafts import DraftOptions, Speculation, speculation_of
+from baton.engine.settings.choices import DRAFT_TOKENS, SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
+
+OFF, NGRAM, MTP = SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.MTP
+CONFIG = "--speculative-config"
+NAME = "--speculative-algorithm"
+
+
+def asked(*words: str) -> Speculation:
+    """Return what these words ask for. Raises StartError, or UsageError in a test's words."""
+    found: list[Speculation] = []
+
+    @click.command()
+    @takes(DraftOptions)
+    def command(options: DraftOptions) -> None:
+        found.append(speculation_of(options))
+
+    result = CliRunner().invoke(command, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    if result.exit_code:
+        raise click.UsageError(result.output)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "algorithm", "tokens"),
+    [
+        ((), OFF, DRAFT_TOKENS),
+        ((NAME, "mtp"), MTP, DRAFT_TOKENS),
+        ((NAME, "MTP", "--speculative-num-steps", "1"), MTP, 2),
+        ((NAME, "NEXTN", "--speculative-num-steps", "2"), MTP, 3),
+        ((NAME, "EAGLE", "--speculative-num-draft-tokens", "8"), MTP, 8),
+        (
+            (NAME, "nextn", "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4"),
+            MTP,
+            4,
+        ),
+        ((NAME, "NGRAM", "--speculative-num-draft-tokens", "2"), NGRAM, 2),
+        ((CONFIG, '{"method": "mtp", "num_speculative_tokens": 1}'), MTP, 2),
+        ((CONFIG, '{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}'), MTP, 4),
+        ((CONFIG, '{"method": "NGRAM", "num_speculative_tokens": 7}'), NGRAM, 8),
+    ],
+)
+def test_sglangs_and_vllms_words_are_read(
+    words: tuple[str, ...], algorithm: SpeculativeAlgorithm, tokens: int
+) -> None:
+    assert asked(*words) == Speculation(algorithm, tokens)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            (NAME, "EAGLE", "--speculative-draft-model-path", "draft"),
+            "--speculative-draft-model-path draft: there are no draft models",
+        ),
+        (
+            (NAME, "mtp", "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "8"),
+            r"--speculative-num-steps \+ 1 = 4.*got 8",
+        ),
+        ((CONFIG, "mtp"), "expected JSON"),
+        ((CONFIG, "[]"), "expected an object with method and num_speculative_tokens"),
+        (
+            (CONFIG, '{"method": "eagle3", "num_speculative_tokens": 2}'),
+            "method 'eagle3' is not there; expected mtp",
+        ),
+        (
+            (CONFIG, '{"method": "mtp", "model": "m", "num_speculative_tokens": 2}'),
+            "model cannot be given",
+        ),
+        ((CONFIG, '{"method": "mtp"}'), "from 1 to 7; got None"),
+        ((CONFIG, '{"method": "mtp", "num_speculative_tokens": 8}'), "from 1 to 7; got 8"),
+        ((CONFIG, '{"method": "mtp", "num_speculative_tokens": true}'), "got True"),
+        (
+            (NAME, "mtp", CONFIG, '{"method": "mtp", "num_speculative_tokens": 1}'),
+            "give it alone",
+        ),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(StartError, match=says):
+        asked(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(NAME, "EAGLE3"), ("--speculative-num-steps", "8"), ("--speculative-num-draft-tokens", "1")],
+)
+def test_words_out_of_range_are_refused_at_once(words: tuple[str, ...]) -> None:
+    with pytest.raises(click.UsageError, match="Invalid value"):
+        asked(*words)
+
+
+def test_windows_are_the_next_size_that_steps_have() -> None:
+    def window(algorithm: SpeculativeAlgorithm, tokens: int) -> int:
+        return EngineConfig(
+            Path("m"), speculative_algorithm=algorithm, speculative_num_draft_tokens=tokens
+        ).window
+
+    assert [window(MTP, tokens) for tokens in range(2, 9)] == [2, 4, 4, 8, 8, 8, 8]
+    assert window(OFF, 8) == 1
