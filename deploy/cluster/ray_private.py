@@ -1,4 +1,5 @@
-"""What Baton uses of Ray that Ray does not promise to keep: the only module that imports it.
+"""The parts of Ray that Baton uses and that Ray does not promise to keep. No other module imports
+them.
 
 Ray has no public way to any of this. A new minor release may change it, so pyproject.toml bounds
 Ray to the releases that were tried.

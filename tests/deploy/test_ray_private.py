@@ -1,4 +1,4 @@
-"""What Ray does not promise to keep is used in one file, by the releases of Ray that were tried."""
+"""Parts of Ray that it does not promise to keep are used in one file, of releases that were tried."""
 
 import tomllib
 from importlib.metadata import version
