@@ -1,4 +1,4 @@
-"""Parts of Ray that it does not promise to keep are used in one file, of releases that were tried."""
+"""Parts of Ray that it does not promise to keep are used in one file, of releases tried."""
 
 import tomllib
 from importlib.metadata import version
