@@ -1,20 +1,18 @@
 """The layer of multi-token prediction: what it drafts, and what every way through a text leaves."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from mtp_models import MtpCheckpoints, entries_in
+from mtp_models import MtpCheckpoints, draft, entries_in, hidden_of
 from oracle.mtp import MTP_SPECS
 from step_driver import Row, StepDriver
 from torch import Tensor
 
 from baton.engine.assembly.loader import load_model
 from baton.engine.settings.config import EngineConfig
-from baton.engine.step.draft_batch import DraftBatch
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.kept_inputs import kept_inputs
 from baton.engine.step.model import Model
@@ -54,37 +52,7 @@ def entries(driver: StepDriver, row: Row) -> Tensor:
 
 def hidden(driver: StepDriver, row: Row) -> Tensor:
     """[hidden]: the last hidden state in the row's slot."""
-    return driver.model.hidden_before(driver.states, torch.tensor([row.slot]))[0]
-
-
-def draft(
-    driver: StepDriver, rows: Sequence[Row], tokens: Sequence[int], depth: int, before: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Logits and hidden states of one depth of drafts, whose tokens lie `depth` behind the rows'
-    computed ones."""
-    places = [row.computed + depth for row in rows]
-    for row, place in zip(rows, places, strict=True):
-        while len(row.pages) * driver.page_size <= place:
-            page = driver.pages.ids.take(driver.pages.ids.owner(row.pages[0]))
-            assert page is not None
-            row.pages.append(page)
-        driver.tables[row.slot, : len(row.pages)] = torch.tensor(row.pages, dtype=torch.int32)
-    size = driver.page_size
-    batch = DraftBatch(
-        token_ids=torch.tensor(tokens),
-        hidden=before,
-        positions=torch.tensor(places),
-        token_pages=torch.tensor(
-            [row.pages[place // size] for row, place in zip(rows, places, strict=True)]
-        ),
-        token_offsets=torch.tensor([place % size for place in places]),
-        kv_lens=torch.tensor(places) + 1,
-        kv_lens_host=tuple(place + 1 for place in places),
-        block_tables=driver.tables,
-        table_rows=torch.tensor([row.slot for row in rows]),
-    )
-    logits, after = driver.model.draft(batch, driver.states, driver.pages)
-    return logits.clone(), after.clone()
+    return hidden_of(driver, [row])[0]
 
 
 def test_drafts_of_three_depths_are_those_of_a_float64_reference(
@@ -95,7 +63,7 @@ def test_drafts_of_three_depths_are_those_of_a_float64_reference(
     rows = [driver.start(ids[:length]) for length in (2, 17, TOKENS)]
     newest = [row.tokens.pop() for row in rows]
     driver.step(prefill=[(row, len(row.tokens)) for row in rows])
-    before = model.hidden_before(driver.states, torch.tensor([row.slot for row in rows]))
+    before = hidden_of(driver, rows)
     drafted: list[list[int]] = [[] for _ in rows]
     found = []
     tokens = newest
