@@ -34,7 +34,9 @@ def to_rank(rng: random.Random, number: int) -> PrefillMessage:
 
 
 @pytest.mark.parametrize(
-    ("join", "made"), [(join_to_prefill, to_prefill), (join_to_rank, to_rank)], ids=str
+    ("join", "made"),
+    [(join_to_prefill, to_prefill), (join_to_rank, to_rank)],
+    ids=["to prefill", "to rank"],
 )
 def test_all_come_in_order_in_messages_that_are_as_few_and_short_as_allowed(
     join: Join, made: Callable[[random.Random, int], Message]

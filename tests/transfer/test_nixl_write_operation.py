@@ -82,6 +82,18 @@ async def test_a_rest_is_told_and_so_is_the_post_after_it(
     assert written.told[2:] == [(True, 1)]
 
 
+async def test_a_rest_that_ends_in_time_is_not_told(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_operation, "REST_S", 0.0)  # told in the loop's next turns
+    await written.write(0)
+    written.end()
+    await written.write(1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert written.told == [(True, 0)]
+
+
 @pytest.mark.parametrize("ended_first", [True, False])
 async def test_a_cancelled_write_is_told_to_rest_once_nothing_is_under_way(
     written: Written, ended_first: bool
