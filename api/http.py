@@ -75,7 +75,7 @@ def make_app(
     metrics_of_clients: where parts of requests that are left out are counted. ping_s: see
     `EventStream`. Raises ConfigError for a route without a scope.
     """
-    bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
+    bodies = BodyReader(max_body_bytes, backend, text.large, text.left_out, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies, ping_s)
     turns = ChatTurns(backend, text)
     chat = ChatEndpoint(turns, bodies, ping_s)

@@ -13,6 +13,7 @@ from baton.api.call_log import record_in
 from baton.api.deadline import Deadline
 from baton.api.disconnect import unless_disconnected
 from baton.api.fields.ignored import keep_ignored
+from baton.api.fields.left_out_log import LeftOutLog
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
@@ -34,6 +35,7 @@ class BodyReader:
     max_bytes: int
     backend: Backend
     large: LargeRequests | None  # None: every body is parsed here
+    left_out: LeftOutLog
     unknown: UnknownFields = UnknownFields.WARN
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
@@ -44,6 +46,8 @@ class BodyReader:
         """
         body = await self._read(request, kind)
         keep_ignored(request.scope, body.ignored)
+        if body.ignored and self.unknown is UnknownFields.WARN:
+            self.left_out.add(body.ignored, _client(request))
         if body.labels and (record := record_in(request.scope)) is not None:
             record.labels = body.labels
         return body
@@ -121,8 +125,17 @@ def labels_of(
 def _holders(request: Request) -> set[str]:
     """Return the names under which the bytes of a request's body are counted."""
     owner = owner_of(request)
-    address = "" if request.client is None else client_of(request.client.host)
-    return {f"address {address}"} | (set() if owner is None else {f"key {owner}"})
+    return {_address(request)} | (set() if owner is None else {f"key {owner}"})
+
+
+def _client(request: Request) -> str:
+    """Return the name of a request's key, or of its address where it has none."""
+    owner = owner_of(request)
+    return _address(request) if owner is None else f"key {owner}"
+
+
+def _address(request: Request) -> str:
+    return f"address {'' if request.client is None else client_of(request.client.host)}"
 
 
 def _too_large(limit: int) -> ApiError:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from baton.api.backend import ModelInfo
 from baton.api.errors import RETRY_AFTER_S, invalid
 from baton.api.fields.ignored import keep_ignored
+from baton.api.fields.left_out_log import LeftOutLog
 from baton.api.json_schemas import JsonSchemas
 from baton.api.large.job import EncodeJob
 from baton.api.large.requests import LargeRequests
@@ -87,6 +88,8 @@ class TextService:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         folder = tokenizer.folder
         self.large = None if alone or folder is None else LargeRequests(folder, template.options)
+        self.left_out = LeftOutLog()
+        """Shared by all endpoints of a server."""
 
     def start(self) -> None:
         """Start what the first requests of a server would wait for."""

@@ -1,7 +1,6 @@
 """The check of a body's field names, before its values are read: nothing is left out in silence."""
 
 import json
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -13,13 +12,10 @@ from pydantic_core import PydanticCustomError
 from baton.api.errors import shorten
 from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
 
-log = logging.getLogger(__name__)
-
 REFUSED = "request_field"
 """The type of the errors of this module, whose context has `field`, `why` and `expected`."""
 _COMPARED_CHARS = 64  # of a name that is nobody's, which may be a megabyte long
 _LONG = 6
-_NAMED = 256  # names that are logged, each once; a client may make up any number
 BY_PLACE: Mapping[FieldPlace, Mapping[str, RequestField]] = {
     place: {field.name: field for field in FIELDS if place in field.places} for place in FieldPlace
 }
@@ -50,14 +46,7 @@ class FieldCheck:
     def leave_out(self, name: str, place: FieldPlace | None = None) -> None:
         """Note a field, or another part of the body, that is not read."""
         inner = "" if place is None else place.value.partition(": ")[2]
-        shown = shorten(f"{inner}.{name}" if inner else name)
-        self.ignored[shown] = None
-        if self.policy is UnknownFields.WARN and shown not in _logged and len(_logged) < _NAMED:
-            _logged.add(shown)
-            log.warning("requests have a field that is not used here and is left out: %r", shown)
-
-
-_logged: set[str] = set()
+        self.ignored[shorten(f"{inner}.{name}" if inner else name)] = None
 
 
 def given_fields(

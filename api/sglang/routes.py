@@ -29,7 +29,7 @@ def sglang_routes(
     incremental: streams of `/generate` send new text only (SGLang's --incremental-streaming-
     output). ping_s: see `EventStream`.
     """
-    bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
+    bodies = BodyReader(max_body_bytes, backend, text.large, text.left_out, unknown_fields)
     generate = GenerateEndpoint(backend, text, bodies, incremental, ping_s)
     admin = SglangAdmin(backend, bodies, incremental)
     routes: list[BaseRoute] = [

@@ -25,7 +25,7 @@ from fake_backend import Connect, FakeBackend
 from openai.types import chat as chat_types
 from openai.types import responses
 
-from baton.api.fields import inner_fields, request_fields
+from baton.api.fields import inner_fields
 from baton.api.fields.inner_fields import ObjectKind
 from baton.api.fields.request_fields import UnknownFields, misspelt
 from baton.api.openai.chat_schema import ChatBody
@@ -273,7 +273,6 @@ def test_a_body_of_unknown_names_is_compared_with_few(monkeypatch: pytest.Monkey
         compared.append(name)
 
     monkeypatch.setattr(inner_fields, "_near", near)
-    monkeypatch.setattr(request_fields, "_logged", set())  # of the names of other tests
     message = {"role": "user", "content": "x"} | {f"q{i}": 1 for i in range(5_000)}
     message |= {"q" * 100_000: 1}
     raw = json.dumps({"messages": [message]}).encode()

@@ -372,6 +372,29 @@ async def test_unknown_fields_can_be_let_through(
     assert len(lines) == (1 if policy is UnknownFields.WARN else 0)
 
 
+async def test_one_client_does_not_keep_the_names_of_others_out_of_the_log(
+    backend: FakeBackend, text: TextService, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app(backend, text)
+
+    async def logged(address: str, *names: str) -> list[str]:
+        caplog.clear()
+        transport = httpx.ASGITransport(app, client=(address, 7))
+        body = {"prompt": "x"} | dict.fromkeys(names, 1)
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+            reply = await client.post("/v1/completions", json=body)
+        assert reply.status_code == 200, reply.text
+        records = [each for each in caplog.records if each.name.endswith(".left_out_log")]
+        return [record.getMessage().rpartition(" ")[2] for record in records]
+
+    caplog.set_level(logging.WARNING)
+    made_up = [f"made_up_{number}" for number in range(300)]
+    assert len(await logged("10.0.0.1", *made_up)) == 64
+    assert await logged("10.0.0.1", "made_up_too") == []
+    assert await logged("10.0.0.2", *made_up[:9], "made_up_too") == ["'made_up_too'"]
+    assert await logged("10.0.0.2", "made_up_too") == []
+
+
 async def test_the_prompt_and_schemas_pass_through(connect: Connect, backend: FakeBackend) -> None:
     message = {"role": "user", "content": "hi", "name": "ada", "cache_control": {"a": None}}
     schema = {"type": "object", "properties": {"max_token": {"type": "integer"}}}
