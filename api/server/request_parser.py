@@ -12,6 +12,9 @@ import httptools
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
 """The headers that say where a request's body ends, and what follows it."""
 _TUNNEL = b"CONNECT"
+_VERSIONS = {"1.0", "1.1"}
+"""The versions that are spoken here. httptools also takes 0.9 and 2.0, whose messages look unlike
+these."""
 
 
 class ParserEvents(Protocol):
@@ -81,6 +84,8 @@ class RequestParser:
         self._events.on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.get_http_version() not in _VERSIONS:
+            raise httptools.HttpParserError(f"HTTP/{self.get_http_version()} is not spoken here")
         self._muted = False
         self._upgrade = self._parser.should_upgrade() and self.get_method() != _TUNNEL
         if not self._upgrade:

@@ -113,9 +113,19 @@ async def test_a_long_path_and_endless_trailers_are_refused_too() -> None:
         assert server.refusals(Refusal.HEADER_SIZE) == 2
 
 
-async def test_what_is_no_http_is_answered_with_400() -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /health HTTP/0.9\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    ],
+    ids=["TLS", "0.9", "2.0", "2.0 upgraded"],
+)
+async def test_what_is_no_http_is_answered_with_400(sent: bytes) -> None:
     async with serving() as server:
-        reply = await server.says(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        reply = await server.says(sent)
         assert reply.startswith(b"HTTP/1.1 400 Bad Request\r\n")
         assert error_of(reply)["code"] == "invalid_request"
         assert server.refusals(Refusal.MALFORMED) == 1
