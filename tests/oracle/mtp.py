@@ -189,5 +189,27 @@ class MtpReference:
             before.append(out)
         return torch.stack(logits)
 
+    @torch.no_grad()
+    def library_draft(self, ids: Sequence[int]) -> Tensor:
+        """[vocab] float64: the logits behind `ids` by transformers' own class of such layers, which
+        knows DeepSeek-V3's."""
+        from transformers.modeling_layers import MtpModel
+
+        self._model.config.num_mtp_layers = 1
+        whole = MtpModel(self._model, 1).double().eval()
+        (layer,), donor = whole.layers, self._donor.get_decoder()
+        layer.mtp_block.load_state_dict(donor.layers[0].state_dict())
+        layer.post_norm.load_state_dict(donor.norm.state_dict())
+        layer.eh_proj.weight.copy_(self._fused)
+        for norm, weight in zip((layer.enorm, layer.hnorm), self._norms, strict=True):
+            norm.weight.copy_(weight)
+        tokens, places = torch.tensor([ids]), torch.arange(len(ids))[None]
+        hidden = self._model.get_decoder()(tokens, position_ids=places).last_hidden_state
+        _, logits, _ = whole(
+            tokens[:, 1:], hidden[:, :-1], attention_mask=None, position_ids=places[:, 1:],
+            mtp_cache=None,
+        )  # fmt: skip
+        return logits[0, -1]
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + self._eps).sqrt() * weight

@@ -1,11 +1,13 @@
 """The layer of multi-token prediction: what it drafts, and what every way through a text leaves."""
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fp8_packing import BLOCKS, pack
 from mtp_models import MtpCheckpoints, draft, entries_in, hidden_of
 from oracle.mtp import MTP_SPECS
 from step_driver import Row, StepDriver
@@ -78,6 +80,18 @@ def test_drafts_of_three_depths_are_those_of_a_float64_reference(
         got = torch.stack([logits[index] for logits in found]).double()
         assert 0.3 < float(expected.std()) < 3, "logits should be near a standard deviation of one"
         torch.testing.assert_close(got, expected, rtol=0, atol=BOUND)
+
+
+@pytest.mark.parametrize("name", ["deepseek3_grouped"], indirect=True)
+def test_a_draft_is_that_of_the_librarys_own_layer(
+    mtp_checkpoints: MtpCheckpoints, name: str, model: Model, ids: list[int]
+) -> None:
+    expected = mtp_checkpoints.reference(name).library_draft(ids)
+    driver = StepDriver(model)
+    row = driver.start(ids[:-1])
+    driver.prefill(row)
+    logits, _ = draft(driver, [row], ids[-1:], 0, hidden_of(driver, [row]))
+    torch.testing.assert_close(logits[0].double(), expected, rtol=0, atol=BOUND)
 
 
 def test_every_way_through_a_text_leaves_the_same_entries(model: Model, ids: list[int]) -> None:
@@ -219,3 +233,42 @@ def test_logits_are_those_of_the_model_without_the_layer(folder: Path, ids: list
         return torch.cat(found)
 
     assert torch.equal(logits(mtp=True), logits(mtp=False))
+
+
+@pytest.mark.parametrize("name", ["deepseek3_grouped", "qwen3_next_moe"], indirect=True)
+def test_a_layer_in_fp8_drafts_as_the_expanded_one(
+    folder: Path, name: str, ids: list[int], tmp_path: Path
+) -> None:
+    def drafted(checkpoint: Path) -> Tensor:
+        driver = StepDriver(load_model(EngineConfig(model=checkpoint, mtp=True)))
+        row = driver.start(ids[:20])
+        driver.prefill(row)
+        logits, _ = draft(driver, [row], [ids[20]], 0, hidden_of(driver, [row]))
+        return logits
+
+    plain = shutil.copytree(folder, tmp_path / name)
+    prefix = "mtp" if name.startswith("qwen") else "model.layers.3"
+    forms = {f"{prefix}.{part}.weight": BLOCKS for part in ("*_proj", "fc")}
+    quantisation = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    pair = pack(plain, forms, "_scale_inv", {"quantization_config": quantisation})
+    assert len(pair.quantised) > 5
+    logits = drafted(pair.packed)
+    assert torch.equal(logits, drafted(pair.expanded))
+    assert not torch.equal(logits, drafted(plain))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next_odd", "nemotron_latent"], indirect=True)
+def test_bfloat16_drafts_are_near_those_of_float32(folder: Path, ids: list[int]) -> None:
+    def drafted(dtype: torch.dtype, kernels: KernelChoice) -> Tensor:
+        driver = StepDriver(
+            load_model(EngineConfig(model=folder, mtp=True, dtype=dtype, kernels=kernels))
+        )
+        row = driver.start(ids[:20])
+        driver.prefill(row, 9)
+        logits, _ = draft(driver, [row], [ids[20]], 0, hidden_of(driver, [row]))
+        return logits[0]
+
+    exact = drafted(torch.float32, KernelChoice.TORCH)
+    for kernels in (KernelChoice.AUTO, KernelChoice.TORCH):
+        logits = drafted(torch.bfloat16, kernels)
+        assert float((logits - exact).square().mean().sqrt()) < 0.2
