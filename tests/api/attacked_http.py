@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,9 +161,3 @@ def error_of(reply: bytes) -> dict[str, str]:
     assert b"connection: close" in head, reply
     error: dict[str, str] = json.loads(body)["error"]
     return error
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.01)

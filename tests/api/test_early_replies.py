@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from api.attacked_http import DEADLINE_S, SHORT_S, WAIT, error_of, serving, until
+from api.attacked_http import DEADLINE_S, SHORT_S, WAIT, error_of, serving
 from https_certificates import TestAuthority
+from kit.polling import until
 
 from baton.api.access.client_limits import Refusal
 from baton.api.server.buffered_protocol import MAX_UNREAD

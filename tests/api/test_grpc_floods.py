@@ -21,6 +21,7 @@ from api.attacked_grpc import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from kit.polling import until
 
 from baton.api.access.client_limits import LEAST_IDLE, ClientLimits, Refusal
 from baton.api.access.key_gate import KeyGate
@@ -86,9 +87,7 @@ async def ask(channel: grpc.aio.Channel, metadata: Metadata) -> None:
 
 
 async def until_open(server: Server, most: float) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while server.value("grpc_streams") > most:
-            await asyncio.sleep(0.01)
+    await until(lambda: server.value("grpc_streams") <= most)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +115,9 @@ async def test_clients_are_answered_beside_a_flood_from_their_own_address(
         flood = [flooding(kind, attackers[i % 8], theirs) for i in range(FLOOD)]
         for _ in range(3):
             await asyncio.gather(*(ask(channel, mine) for channel in clients))
-        async with asyncio.timeout(DEADLINE_S):
-            while server.refusals(Refusal.STREAMS) < FLOOD - LIMITS.idle_grpc_streams_of_client:
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: server.refusals(Refusal.STREAMS) >= FLOOD - LIMITS.idle_grpc_streams_of_client
+        )
         await asyncio.gather(*(ask(channel, mine) for channel in clients))
         assert 0 < server.value("grpc_streams") <= LIMITS.idle_grpc_streams_of_client
         for call in flood:
@@ -182,9 +181,7 @@ async def test_a_call_that_sends_no_message_ends_after_the_headers_time(method: 
 async def test_a_silent_call_keeps_nobody_out_and_its_late_message_is_refused() -> None:
     async with serving(grpc_streams=1) as server:
         quiet = silent(await server.channel(), GENERATE)
-        async with asyncio.timeout(DEADLINE_S):
-            while not server.value("grpc_streams"):
-                await asyncio.sleep(0.01)
+        await until(lambda: server.value("grpc_streams"))
         running = generate(await server.channel())
         await until_read([running])
         await quiet.write(inference_pb2.GenerateRequest(text="hi").SerializeToString())
@@ -220,9 +217,7 @@ async def test_a_watcher_that_does_not_read_keeps_no_status_from_the_others() ->
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         server.open.callback(writer.transport.abort)
         writer.write(NO_ROOM + WATCH_CALL)
-        async with asyncio.timeout(DEADLINE_S):
-            while not server.value("grpc_streams"):
-                await asyncio.sleep(0.01)
+        await until(lambda: server.value("grpc_streams"))
         other = watch(await server.channel())
         await until_read([other])
         server.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -236,7 +231,5 @@ async def test_a_watcher_that_does_not_read_is_ended() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         server.open.callback(writer.transport.abort)
         writer.write(NO_ROOM + WATCH_CALL)
-        async with asyncio.timeout(DEADLINE_S):
-            while not server.refusals(Refusal.SLOW_READER):
-                await asyncio.sleep(0.01)
+        await until(lambda: server.refusals(Refusal.SLOW_READER))
         await until_open(server, 0)

@@ -18,6 +18,7 @@ from api.attacked_grpc import (
     until_read,
     wait_of,
 )
+from kit.polling import until
 
 from baton.api.access.client_limits import Refusal
 from baton.api.server import surplus_connections
@@ -101,9 +102,7 @@ async def test_calls_on_one_connection_too_many_of_an_address_are_refused_but_fo
         for call in calls[::2]:
             call.cancel()
         await until_read([calls[1]])
-        async with asyncio.timeout(DEADLINE_S):
-            while server.value("grpc_streams") > 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: server.value("grpc_streams") <= 2)
         again = generate(await server.channel())
         await until_read([again])
         for call in (again, *calls):
@@ -119,9 +118,7 @@ async def test_connections_without_calls_beyond_an_addresss_limit_are_closed(
         await until_read([running])
         first = [await server.idle("127.0.0.1") for _ in range(4)]
         second = [await server.idle("127.0.0.2") for _ in range(4)]
-        async with asyncio.timeout(DEADLINE_S):
-            while sum(task.done() for task in (*first, *second)) < 3:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(task.done() for task in (*first, *second)) >= 3)
         for _ in range(10):
             await until_read([running])
             await asyncio.sleep(0.01)

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from api.attacked_http import DEADLINE_S, WAIT, Server, error_of, serving, until
+from api.attacked_http import DEADLINE_S, WAIT, Server, error_of, serving
 from https_certificates import TestAuthority
+from kit.polling import until
 from prometheus_client import CollectorRegistry
 
 from baton.api.access.client_limits import ClientLimits, Refusal

@@ -6,17 +6,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api.attacked_http import (
-    DEADLINE_S,
-    GET,
-    SHORT_S,
-    WAIT,
-    Server,
-    error_of,
-    serving,
-    until,
-)
+from api.attacked_http import DEADLINE_S, GET, SHORT_S, WAIT, Server, error_of, serving
 from https_certificates import TestAuthority
+from kit.polling import until
 
 from baton.api.access.client_limits import Refusal
 from baton.rpc.client_tls import ClientTls

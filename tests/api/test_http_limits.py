@@ -4,7 +4,8 @@ import asyncio
 
 import httpx
 import pytest
-from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, serving, until
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, serving
+from kit.polling import until
 
 from baton.api.access.client_limits import ClientLimits, Refusal
 from baton.api.server.http_protocol import MAX_PIPELINED

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fake_backend import CONTEXT, Connect, FakeBackend, Serve
+from kit.polling import until
 
 from baton.api import large_child as child
 from baton.api import request_body
@@ -208,9 +209,3 @@ async def test_a_client_that_leaves_while_its_body_is_read_ends_that(
         assert before is not None and await asyncio.to_thread(before.wait, 60) != 0
         reply = await client.post("/tokenize", json={"prompt": "hello " * 20_000})
         assert reply.status_code == 200 and held.bytes == 0
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.005)

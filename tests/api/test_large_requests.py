@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.polling import until
 
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob
@@ -66,18 +67,14 @@ async def test_a_process_that_was_lost_leaves_no_zombie(large: LargeRequests) ->
     child = large._short._child
     assert child is not None
     os.kill(child.pid, signal.SIGKILL)  # as the kernel does, which tells nobody
-    async with asyncio.timeout(WAIT_S):
-        while psutil.pid_exists(child.pid):
-            await asyncio.sleep(0.01)
+    await until(lambda: not psutil.pid_exists(child.pid))
 
 
 async def test_a_job_whose_process_was_lost_is_refused_and_the_next_is_not(
     large: LargeRequests,
 ) -> None:
     task = asyncio.create_task(large.encode(job(), 8 * LONG))
-    async with asyncio.timeout(WAIT_S):
-        while large._long._child is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: large._long._child is not None)
     large._long._child.kill()
     with pytest.raises(ApiError, match="was lost") as caught:
         await task

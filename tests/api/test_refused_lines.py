@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, serving, until
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, serving
 from call_lines import Lines, kept_lines
+from kit.polling import until
 
 ID = b"X-Request-Id: mine\r\n"
 

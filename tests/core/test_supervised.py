@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kit.polling import until
 
 from baton.core import supervised
 from baton.core.errors import StoppedError
@@ -64,12 +65,6 @@ class Failing:
 
 def names(owner: ProcessSupervisor) -> list[str]:
     return [work.name for work in owner.works]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

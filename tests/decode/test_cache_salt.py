@@ -12,10 +12,10 @@ from decode.test_state_returner import (
     fetches,
     first_turn,
     prefill,
-    until,
 )
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
+from kit.polling import until
 from worker.cluster import RouterClient, TestWorker, running, session
 
 from baton.core.cache_salt import SHARED, make_salt

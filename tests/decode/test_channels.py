@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
-from transfer.wires import CHANNELS, until
+from kit.polling import until
+from transfer.wires import CHANNELS
 from worker.cluster import (
     DEADLINE_S,
     Answer,

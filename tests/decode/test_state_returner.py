@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from engine.engines import PAGE, greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
+from kit.polling import until
 from worker.cluster import (
-    DEADLINE_S,
     Answer,
     RouterClient,
     TestWorker,
@@ -70,12 +70,6 @@ def fetches(worker: TestWorker, outcome: Outcome) -> int:
         "baton_worker_prefix_fetches_total", labels(worker) | {"outcome": outcome.value}
     )
     return int(value or 0)
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not what():
-            await asyncio.sleep(0.005)
 
 
 async def first_turn(

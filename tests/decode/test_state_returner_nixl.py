@@ -15,10 +15,10 @@ from decode.test_state_returner import (
     first_turn,
     moved,
     prefill,
-    until,
 )
 from engine.engines import greedy
 from engine.hash_model import HashModel, expected_tokens
+from kit.polling import until
 from worker.cluster import DEADLINE_S, TestWorker, running, session
 
 from baton.engine.cache.salted_prefix import SaltedPrefix

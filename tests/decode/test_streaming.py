@@ -1,14 +1,12 @@
 """State leaves as it is computed: what has arrived at the rank while the prefill's forward stands
 still at a chosen place. The order of things, never their time."""
 
-import asyncio
 import random
-from collections.abc import Callable
 
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
+from kit.polling import until
 from worker.cluster import (
-    DEADLINE_S,
     Gate,
     TestWorker,
     decode_worker,
@@ -57,12 +55,6 @@ def arrived(rank: TestWorker) -> Received:
 
 def bytes_of(received: Received) -> tuple[int, int]:
     return received.bytes_state, received.bytes_kv
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not what():
-            await asyncio.sleep(0.005)
 
 
 async def standing(gate: Gate) -> None:

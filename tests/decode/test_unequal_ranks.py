@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decode.test_state_returner import fetches, labels, until
+from decode.test_state_returner import fetches, labels
 from engine.engines import greedy
+from kit.polling import until
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 from worker.cluster import (

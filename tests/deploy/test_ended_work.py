@@ -3,8 +3,6 @@
 import asyncio
 import json
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from click.testing import CliRunner
 from deploy.failing_rank import FailingRank
 from deploy.some_ray import TESTS
 from deploy.tiny_worker import GRID, prompt
+from kit.polling import wait_until
 
 from baton.bench.cluster.stream_client import exchange
 from baton.core.role import Role
@@ -32,14 +31,6 @@ pytestmark = pytest.mark.cluster
 
 DEADLINE_S = 180.0
 REASON = "grants ended: MadeToFail: as the test wants it"
-
-
-def until(true: Callable[[], Any]) -> Any:
-    ends = time.monotonic() + DEADLINE_S
-    while not (found := true()):
-        assert time.monotonic() < ends
-        time.sleep(0.05)
-    return found
 
 
 def answered(cluster: Cluster, rng: random.Random) -> bool:
@@ -72,16 +63,16 @@ def test_it_is_started_again_and_the_status_says_why_it_ended(
 
         with supervisor.running() as cluster:
             assert answered(cluster, rng)
-            until(lambda: member()["state"] == "serving")
+            wait_until(lambda: member()["state"] == "serving")
             assert not member()["ended"] and "grants" not in shown()
             (tmp_path / "fail").touch()
-            ended = until(lambda: found if (found := member())["ended"] else None)
+            ended = wait_until(lambda: found if (found := member())["ended"] else None)
             assert ended["ended"] == REASON
-            until(lambda: member()["restarts"] == 1 and member()["state"] == "serving")
+            wait_until(lambda: member()["restarts"] == 1 and member()["state"] == "serving")
             assert f"decode-0 serves again; its life before: {REASON}" in " ".join(shown().split())
             assert answered(cluster, rng)
             logs = [each.read_text() for each in cluster.logs.glob("worker-*.err")]
             assert any(f"{REASON}; this process ends" in each for each in logs)
             cluster.kill("decode-0")  # this end has no reason of its own
-            until(lambda: member()["restarts"] == 2 and member()["state"] == "serving")
+            wait_until(lambda: member()["restarts"] == 2 and member()["state"] == "serving")
             assert not member()["ended"]

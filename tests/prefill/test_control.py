@@ -12,6 +12,7 @@ from certificates import credentials_of
 from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from grpc import aio
+from kit.polling import until
 from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
 from baton.core.sampling_params import SamplingParams
@@ -178,9 +179,7 @@ async def test_kv_goes_out_while_later_chunks_compute(seeded: random.Random) -> 
         await prefill.reached(S.RESERVED)
         prefill.model.gate.allow(1)
         token = prefill.engine.plan.page_layout.token_bytes
-        async with asyncio.timeout(DEADLINE_S):
-            while rank.tickets.received(ticket.claim).bytes_kv < 16 * token:
-                await asyncio.sleep(0.002)
+        await until(lambda: rank.tickets.received(ticket.claim).bytes_kv >= 16 * token)
         assert rank.tickets.received(ticket.claim).bytes_state == 0
         prefill.model.gate.open()
         await rank.next("first_token")
@@ -284,9 +283,7 @@ async def test_the_first_token_says_that_all_is_written_where_it_was_before(
         ticket = rank.grant(len(prompt))
         await rank.send(ticket)
         (handoff,) = prefill.service._handoffs.values()
-        async with asyncio.timeout(DEADLINE_S):
-            while handoff._writer.state is not WriterState.POSTED:
-                await asyncio.sleep(0.005)
+        await until(lambda: handoff._writer.state is WriterState.POSTED)
         prefill.model.gate.open()
         first = await rank.next("first_token")
         done = first.done

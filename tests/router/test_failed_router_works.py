@@ -14,6 +14,7 @@ import pytest
 from broken_works import fail, work_of
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.polling import until
 from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.core import supervised
@@ -147,12 +148,6 @@ async def test_a_session_that_fails_gives_its_requests_to_the_next_one(tmp_path:
 def failures(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     return [line for line in found if line.startswith(name)]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 async def until_async(ask: Callable[[], object], expected: int) -> None:

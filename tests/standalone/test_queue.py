@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from deploy.tiny_worker import DEADLINE_S, findings, make_worker, prompt, served
+from kit.polling import until
 
 from baton.api.admission.room import DECODES_AHEAD
 from baton.api.backend import GenerateRequest, TokenEvent
@@ -75,9 +76,7 @@ async def cancelled(to: StandaloneBackend, asked: Sequence[Asked]) -> None:
 
 async def settled(to: StandaloneBackend, waiting: int) -> None:
     """Wait until so many requests wait before the engine."""
-    async with asyncio.timeout(DEADLINE_S):
-        while to._queue.waiting != waiting:
-            await asyncio.sleep(0.005)
+    await until(lambda: to._queue.waiting == waiting)
 
 
 async def test_past_the_bound_a_request_is_told_to_come_later(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import toy_tokenizer
+from kit.polling import until
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.async_grammar_compiler import AsyncGrammarCompiler
@@ -79,8 +80,6 @@ async def test_past_the_deadline_it_is_too_complex_or_its_turn_has_not_come(
     with pytest.raises(GrammarError, match=r"takes longer than 0.05 s to compile"):
         await first
     compiler.may.set()
-    async with asyncio.timeout(DEADLINE_S):
-        while compiler.kept(GOOD) is None:  # it was compiled to its end
-            await asyncio.sleep(0.005)
+    await until(lambda: compiler.kept(GOOD) is not None)
     assert await pool.compile(GOOD)
     pool.close()

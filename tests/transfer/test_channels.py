@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from kit.polling import until
 from transfer.layouts import PAGES, SLOTS
 from transfer.sizes import NOTE_BYTES, bytes_needed
 from transfer.wires import (
@@ -19,7 +20,6 @@ from transfer.wires import (
     equal_state,
     same,
     tokens_of,
-    until,
 )
 
 from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout

@@ -9,8 +9,9 @@ import pytest
 import torch
 from certificates import credentials_of
 from grpc import aio
+from kit.polling import until
 from transfer.layouts import SLOTS, Pools
-from transfer.wires import DEADLINE_S, SOURCE, TARGET, Wire, channel_context, connected, until
+from transfer.wires import DEADLINE_S, SOURCE, TARGET, Wire, channel_context, connected
 
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from kit.polling import until
 from transfer.layouts import SLOTS, Pools
 from transfer.test_pull import joined
 from transfer.wires import DEADLINE_S as LEASE_S
-from transfer.wires import SOURCE, TARGET, channel_context, connected, until
+from transfer.wires import SOURCE, TARGET, channel_context, connected
 
 from baton.core.supervised import ProcessSupervisor
 from baton.transfer.channels.nixl.agent import NixlAgent

@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.polling import until
 from transfer.layouts import Pools
 from transfer.rank_pools import RankPools, divides, page_layouts
 from transfer.test_pull import joined
 from transfer.test_unequal_ranks import FROM, PAGES, SLOTS, check, engines
-from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected, until
+from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected
 
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.transfer.channels.nixl import staging

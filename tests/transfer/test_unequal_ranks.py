@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from kit.polling import until
 from transfer.layouts import Pools
 from transfer.rank_pools import RankPools
 from transfer.sizes import NOTE_BYTES
 from transfer.test_pull import joined
-from transfer.wires import CHANNELS, PULLING, SOURCE, TARGET, TOKENS, Wire, connected, until
+from transfer.wires import CHANNELS, PULLING, SOURCE, TARGET, TOKENS, Wire, connected
 
 from baton.engine.layout.layout import (
     AttentionShape,

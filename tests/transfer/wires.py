@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,12 +156,6 @@ def channel_context(
 
 def _uncounted(kind: object, size: int) -> None:
     """Nobody asks."""
-
-
-async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not ready():
-            await asyncio.sleep(0.001)
 
 
 def equal_state(wire: Wire) -> bool:

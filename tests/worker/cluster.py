@@ -13,6 +13,7 @@ from certificates import folder_of, router
 from engine.engines import make_engine
 from engine.hash_model import HashModel
 from grpc import aio
+from kit.polling import until
 
 from baton.core.role import Role
 from baton.core.sampling_params import SamplingParams
@@ -158,15 +159,11 @@ class TestWorker:
 
     async def opened(self, count: int) -> None:
         """Wait until so many hand-offs are in the book here."""
-        async with asyncio.timeout(DEADLINE_S):
-            while sum(self.context.handoffs.counts.values()) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: sum(self.context.handoffs.counts.values()) >= count)
 
     async def blocked(self) -> None:
         """Wait until the engine's thread stands at the gate."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not self.model.gate.waiting:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.model.gate.waiting)
 
     async def step_until(self, true: Callable[[], Any]) -> None:
         """Let its steps through one by one until it is so; the gate is closed, and opens then.

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from broken_works import MadeToFail, fail, work_of
 from certificates import operator
 from engine.engines import greedy
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.polling import until
 from worker.cluster import (
     DEADLINE_S,
     Answer,
@@ -221,9 +222,3 @@ def registered(worker: TestWorker) -> bool:
 def failures(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     return [line for line in found if line.startswith(name)]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.002)

@@ -1,6 +1,5 @@
 """Profiles of a worker's engine, through the RPCs that the router calls."""
 
-import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 from certificates import operator
 from engine.engines import greedy
+from kit.polling import until
 from worker.cluster import (
-    DEADLINE_S,
     RouterClient,
     TestWorker,
     decode_worker,
@@ -96,9 +95,7 @@ async def test_a_profile_ends_by_itself_after_its_steps_or_its_time(tmp_path: Pa
         made = await worker.stop()
         assert made.steps == 2
         await worker.start(worker_pb2.StartProfileRequest(steps=MAX_STEPS, timeout_ms=1))
-        async with asyncio.timeout(DEADLINE_S):  # an idle engine takes no step
-            while len(list(tmp_path.iterdir())) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(list(tmp_path.iterdir())) >= 2)
         made = await worker.stop()
         assert not made.HasField("error") and made.steps == 0
         await worker.decode(3)
