@@ -66,7 +66,7 @@ async def test_a_rank_that_joins_is_given_what_waits_at_a_full_one(tmp_path: Pat
 
 
 async def test_an_idle_prefill_worker_is_given_what_waits_at_another(tmp_path: Path) -> None:
-    async with Cluster(tmp_path) as cluster:
+    async with Cluster(tmp_path, prefill_here=0) as cluster:
         rank = rank_of("d0", 9)
         await cluster.add(FakeWorker("p0"), rank)
         calls = [cluster.generate([11 + i] * 50, max_tokens=1) for i in range(3)]
