@@ -43,7 +43,6 @@ BatonError                     INTERNAL
 │   │   └── RouterRefused      UNAVAILABLE        a router answers with an error
 │   └── ProbeError             INTERNAL           a part of the machine fails when it is tried
 ├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]
-├── LayoutError                INTERNAL           structs differ from the native library's [kernels]
 ├── NotRecordableError         INTERNAL           a model step that cannot be recorded [kernels]
 ├── PeerError                  INTERNAL           a peer to compare with cannot run [bench]
 └── RequestFailed              UNAVAILABLE        a server did not answer a benchmark [bench]

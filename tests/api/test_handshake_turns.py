@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from api.attacked_http import DEADLINE_S, until
+from api.attacked_http import DEADLINE_S
 from https_certificates import TestAuthority
+from kit.polling import until
 from prometheus_client import CollectorRegistry
 
 from baton.api.access.client_limits import ClientLimits

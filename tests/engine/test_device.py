@@ -18,7 +18,8 @@ from baton.engine.layout.device import device_of, use_device
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.loop import EngineLoop
 from baton.engine.replay.graphed_model import GraphedModel
-from baton.engine.settings.config import EngineConfig, WeightFormat
+from baton.engine.settings.choices import WeightFormat
+from baton.engine.settings.config import EngineConfig
 from baton.engine.stream.forward_stream import CudaStream
 from baton.transfer.channels.poller import Poller
 from baton.worker import runtime

@@ -12,7 +12,8 @@ from baton.core.errors import ConfigError
 from baton.engine.assembly import loader
 from baton.engine.assembly.loader import planned_memory
 from baton.engine.engine import Engine
-from baton.engine.settings.config import EngineConfig, WeightFormat
+from baton.engine.settings.choices import WeightFormat
+from baton.engine.settings.config import EngineConfig
 
 GPU_BYTES = 80 * 10**9
 _PERIOD = ["linear_attention"] * 3 + ["full_attention"]

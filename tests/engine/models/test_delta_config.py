@@ -15,7 +15,8 @@ from baton.engine.loading.weights import DummyWeights
 from baton.engine.models.decoder import Residual
 from baton.engine.models.family_table import read_config
 from baton.engine.models.layers.attention import Attention
-from baton.engine.settings.config import EngineConfig, LoadFormat, Mixer, ModelConfig
+from baton.engine.settings.choices import LoadFormat
+from baton.engine.settings.config import EngineConfig, Mixer, ModelConfig
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,

@@ -13,7 +13,8 @@ from step_driver import StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.engine.assembly.loader import load_model
-from baton.engine.settings.config import EngineConfig, WeightFormat
+from baton.engine.settings.choices import WeightFormat
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.dispatch import KernelChoice
 
 # Mean KL(float32 || int8) of the next token, in nats, at logits of standard deviation one.

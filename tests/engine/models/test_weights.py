@@ -14,7 +14,8 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import WeightsError
 from baton.engine.assembly.loader import load_model
 from baton.engine.loading.weight_file import WeightFile
-from baton.engine.settings.config import EngineConfig, LoadFormat
+from baton.engine.settings.choices import LoadFormat
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.linear import packs
 
 TINY: dict[str, Any] = {
