@@ -71,6 +71,26 @@ def test_an_idle_rank_gets_the_newest_of_the_longest_queue(router: Router) -> No
     assert router.look(idle_ranks={"d0": 1000}) == [("e", False)]
 
 
+def test_a_recalled_prompt_leaves_its_prefill_worker_and_says_for_whom(router: Router) -> None:
+    router.add("a")
+    for_rank = router.add("b")
+    assert router.look(idle_ranks={"d0": 1000}) == [("b", False)]
+    assert (for_rank.avoid, for_rank.why) == (
+        "p0",
+        "d0 had no prompt to compute while it waited for p0",
+    )
+
+    router.add("c", on="p1")
+    for_prefill = router.add("d", on="p1")
+    assert router.look(idle_prefills=["p2"]) == [("d", False)]
+    assert for_prefill.avoid == "p1"
+    assert for_prefill.why == "another prefill worker was idle while it waited for p1"
+
+    own = router.add("e", on="d0")
+    assert router.look(idle_prefills=["p2", "p3", "p4"]) == [("e", True)]
+    assert (own.avoid, own.why) == ("", "a prefill worker was idle while d0 had not begun it")
+
+
 def test_each_idle_rank_gets_one(router: Router) -> None:
     for name, on in (("a", "p0"), ("b", "p1"), ("c", "p0"), ("d", "p1")):
         router.add(name, on=on)
