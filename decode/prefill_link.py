@@ -19,7 +19,7 @@ from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
-from baton.rpc.handoff_joins import JOINS_MINOR, join_to_prefill, parts_of
+from baton.rpc.handoff_joins import join_to_prefill, joins, parts_of
 from baton.rpc.handshake import check_hello, check_identity
 from baton.rpc.lease import Lease
 from baton.rpc.streams import Outbox, check_cancelled, first_of
@@ -169,7 +169,7 @@ class PrefillLink:
             try:
                 async with awake_timeout(self._lease_s):
                     theirs = await self._greet(call, receiver)
-                join = join_to_prefill if theirs.protocol_minor >= JOINS_MINOR else None
+                join = join_to_prefill if joins(theirs) else None
                 for question in self._quarantine.questions(self.peer):
                     self.send(handoff_pb2.DecodeMessage(cancel=question))
                 lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)

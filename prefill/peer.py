@@ -10,7 +10,7 @@ from baton.prefill.open_writes import OpenWrites
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer_connection import PeerConnection
 from baton.proto import common_pb2, handoff_pb2
-from baton.rpc.handoff_joins import JOINS_MINOR, join_to_rank, parts_of
+from baton.rpc.handoff_joins import join_to_rank, joins, parts_of
 from baton.rpc.lease import Lease
 from baton.rpc.streams import Outbox, first_of
 from baton.transfer.channels.channel_set import ChannelSet
@@ -46,7 +46,7 @@ class DecodePeer:
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
         self._lease = Lease(f"decode rank {self.identity.worker_id}", lease_s)
         self._handoffs: dict[tuple[str, int], OutgoingHandoff] = {}
-        self._join = join_to_rank if hello.protocol_minor >= JOINS_MINOR else None
+        self._join = join_to_rank if joins(hello) else None
 
     def send(self, message: handoff_pb2.PrefillMessage) -> None:
         self._outbox.put(message)

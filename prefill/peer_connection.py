@@ -8,7 +8,7 @@ from collections.abc import Callable
 from baton.core.supervised import child
 from baton.prefill.open_writes import OpenWrites, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
-from baton.rpc.handoff_joins import JOINS_MINOR
+from baton.rpc.handoff_joins import joins
 from baton.transfer.channels.channel_set import ChannelSet, ChosenChannel
 from baton.transfer.channels.ends import Sender
 from baton.transfer.errors import ChannelError
@@ -35,7 +35,7 @@ class PeerConnection:
         self.rank = hello.worker
         self.open_writes = open_writes
         self.send = send
-        self.counts_by_done = hello.protocol_minor >= JOINS_MINOR
+        self.counts_by_done = joins(hello)
         """True if the rank knows by Done alone when it need not look for bytes any more."""
         offers = {offer.channel: offer.endpoint for offer in hello.channels}
         why = unprovable(hello.process, process)

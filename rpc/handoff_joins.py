@@ -7,20 +7,26 @@ those of a step's hand-offs come together.
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
+from baton.proto.common_pb2 import Hello
 from baton.proto.handoff_pb2 import (
     DecodeMessage,
     DecodeMessages,
     PrefillMessage,
     PrefillMessages,
 )
+from baton.proto.version import PROTOCOL_MINOR
 
-JOINS_MINOR = 2
-"""The first minor version of the protocol that reads several messages from one."""
+_JOINS_MINOR = 2  # the first minor version of the protocol that reads several messages from one
 MOST_BYTES = 256 << 10
 """Bytes of the messages in one: more would hold the event loop for long. A longer one is sent by
 itself."""
 
 M = TypeVar("M", DecodeMessage, PrefillMessage)
+
+
+def joins(theirs: Hello) -> bool:
+    """Return True if this process and the peer that sent `theirs` both know joined messages."""
+    return min(PROTOCOL_MINOR, theirs.protocol_minor) >= _JOINS_MINOR
 
 
 def join_to_prefill(messages: Sequence[DecodeMessage]) -> Iterator[DecodeMessage]:
