@@ -1,5 +1,7 @@
 """Small models of every kind of layer, whose heads and states are as large as released ones'."""
 
+DRAFTS = "num_nextn_predict_layers"
+"""The field of models that are to draft by their layer of multi-token prediction."""
 _EVERY: dict[str, object] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -30,10 +32,11 @@ KINDS: dict[str, dict[str, object]] = {
         "chunk_size": 128,
         "conv_kernel": 4,
     },
-    "gated delta rule, attention, experts": {
+    "gated delta rule, attention, experts, multi-token prediction": {
         **_EVERY,
         **_EXPERTS,
         "model_type": "qwen3_next",
+        DRAFTS: 1,
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
         "num_attention_heads": 4,

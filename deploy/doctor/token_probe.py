@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from baton.core.sampling_params import SamplingParams
-from baton.deploy.doctor.made_up_models import KINDS
+from baton.deploy.doctor.made_up_models import DRAFTS, KINDS
 from baton.engine.engine import Engine
-from baton.engine.settings.choices import LoadFormat
+from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 
@@ -44,7 +44,7 @@ def _distance(model: dict[str, object], device: str) -> float:
         (folder / "config.json").write_text(json.dumps(model))
         exact = _scores(folder, "cpu", KernelChoice.TORCH, torch.float32)
         rounded = _scores(folder, "cpu", KernelChoice.TORCH, torch.bfloat16)
-        found = _scores(folder, device, KernelChoice.AUTO, torch.bfloat16)
+        found = _scores(folder, device, KernelChoice.AUTO, torch.bfloat16, drafts=DRAFTS in model)
     return max(
         _apart(ours, right) / _apart(torch_s, right)
         for ours, torch_s, right in zip(found, rounded, exact, strict=True)
@@ -56,7 +56,7 @@ def _apart(scores: list[float], right: list[float]) -> float:
 
 
 def _scores(
-    folder: Path, device: str, kernels: KernelChoice, dtype: torch.dtype
+    folder: Path, device: str, kernels: KernelChoice, dtype: torch.dtype, *, drafts: bool = False
 ) -> tuple[list[float], list[float]]:
     """Return the log probabilities of the prompt's tokens, and of the answer's."""
     config = EngineConfig(
@@ -68,6 +68,8 @@ def _scores(
         max_running=2,
         chunked_prefill_size=_CHUNK,
         memory_bytes=1 << 28,
+        mtp=drafts,
+        speculative_algorithm=SpeculativeAlgorithm.MTP if drafts else SpeculativeAlgorithm.OFF,
     )
     engine = Engine.load(config)
     try:
