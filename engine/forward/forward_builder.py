@@ -20,7 +20,6 @@ from baton.engine.step.plain_rows import Ints
 from baton.engine.step.recurrent_index import RecurrentIndex
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.torch_kernels import TORCH
 
 _ZERO = np.zeros(1, np.int64)
 
@@ -139,9 +138,9 @@ def look_up(
     forward: ForwardBatch,
     tables: RequestTables,
     page_size: int,
-    window: WindowPlan | None = None,
-    proposer: DeviceProposer | None = None,
-    kernels: Kernels = TORCH,
+    window: WindowPlan | None,
+    proposer: DeviceProposer | None,
+    kernels: Kernels,
 ) -> tuple[Tensor, Begun | None]:
     """Fill in what the request tables know by now: the positions of rows that decode, the step's
     tokens and their pages. The tables' lengths then count the tokens that the step samples.

@@ -27,7 +27,6 @@ from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs
-from baton.kernels.torch_kernels import TORCH
 from baton.kernels.verify import Accepted
 
 # Stands where a row has no draft: its logits are padding's, and nobody reads what is drawn.
@@ -191,7 +190,7 @@ def begin_window(
     ends: Tensor,
     tables: RequestTables,
     proposer: DeviceProposer | None,
-    kernels: Kernels = TORCH,
+    kernels: Kernels,
 ) -> Begun:
     """Guess drafts, and write all drafts behind the rows' sequences, of `ends` [B] tokens."""
     size = plan.drafts.shape[1] + 1
