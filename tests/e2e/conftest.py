@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from e2e.books import settled_findings
+from mtp_models import MtpCheckpoints
 from oracle.reference import Oracle
 
 from baton.api.access.keys import write_keys
@@ -38,6 +39,12 @@ def engine_config(model: Path) -> EngineConfig:
 
 
 @pytest.fixture(scope="session")
+def mtp_config(engine_config: EngineConfig, mtp_checkpoints: MtpCheckpoints) -> EngineConfig:
+    """The same, for a model with a layer of multi-token prediction."""
+    return replace(engine_config, model=mtp_checkpoints.folder("qwen3_next_moe"))
+
+
+@pytest.fixture(scope="session")
 def engine(engine_config: EngineConfig) -> Engine:
     """Return an engine of the cluster's model in this process; the cluster's answers must equal its
     own."""
@@ -59,16 +66,24 @@ def running_cluster(
 ) -> Iterator[Cluster]:
     """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker and serves
     everybody; `grpc` has two, places by cached prefixes, lets ranks compute prompts, and asks for
-    API keys. The ranks of `grpc` and `nixl` verify drafts.
+    API keys. The ranks of `grpc` and `nixl` verify drafts. `mtp` is `auto` with a model that drafts
+    by its own layer.
     """
     usual = request.param != "grpc"
-    speculating = replace(engine_config, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+    match request.param:
+        case "auto":
+            served = engine_config
+        case "mtp":
+            plain: EngineConfig = request.getfixturevalue("mtp_config")
+            served = replace(plain, mtp=True, speculative_algorithm=SpeculativeAlgorithm.MTP)
+        case _:
+            served = replace(engine_config, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
     write_keys(keys, [])  # the operator's is in no file
     config = ClusterConfig(
-        engine_config if request.param == "auto" else speculating,
+        served,
         RouterConfig(
-            engine_config.model,
+            served.model,
             api_keys=None if usual else keys,
             policy="round_robin" if usual else "prefix_aware",
             dump=DumpOptions(dump_folder),
@@ -77,7 +92,7 @@ def running_cluster(
         prefill=1 if usual else 2,
         decode_dp=2,
         state_return=StateReturn.DEMAND,
-        channel=request.param,
+        channel="auto" if request.param == "mtp" else request.param,
         profile_folder=tmp_path_factory.mktemp("profiles"),
     )
     with Cluster(config) as cluster:

@@ -3,54 +3,30 @@ hand-off, cached beginnings, the return of states and a rank's death give the an
 that runs no such layer."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
-from mtp_models import MtpCheckpoints
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.engine import Engine
-from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
-from baton.router.config import RouterConfig
-from baton.worker.config import StateReturn
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.parametrize("running_cluster", ["mtp"], indirect=True, scope="session"),
+]
 
 LENGTHS = (1, 40, 70, 150)
 TOKENS = 280  # past the first snapshot of a row that decodes
 
 
-@pytest.fixture(scope="module")
-def engine_config(mtp_checkpoints: MtpCheckpoints) -> EngineConfig:
-    return EngineConfig(
-        mtp_checkpoints.folder("qwen3_next_moe"),
-        page_size=16,
-        chunked_prefill_size=64,
-        max_running=8,
-        memory_bytes=256 << 20,
-    )
-
-
-@pytest.fixture(scope="module")
-def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
-    drafting = replace(engine_config, mtp=True, speculative_algorithm=SpeculativeAlgorithm.MTP)
-    router = RouterConfig(engine_config.model, policy="round_robin", prefill_here=0)
-    config = ClusterConfig(drafting, router, decode_dp=2, state_return=StateReturn.DEMAND)
-    with Cluster(config) as cluster:
-        yield cluster
-
-
 async def test_answers_are_those_of_an_engine_without_the_layer(
-    cluster: Cluster, engine_config: EngineConfig, oracle: Oracle
+    cluster: Cluster, mtp_config: EngineConfig, oracle: Oracle
 ) -> None:
-    plain, rng = Engine.load(engine_config), random.Random(5)
+    plain, rng = Engine.load(mtp_config), random.Random(5)
     prompts = prompts_of(rng, LENGTHS)
     first = _expected(plain, prompts)
     assert await http_greedy(cluster, prompts, TOKENS) == first
@@ -59,13 +35,13 @@ async def test_answers_are_those_of_an_engine_without_the_layer(
     turns = [prompt + answer + more for prompt, answer, more in said]
     second = _expected(plain, turns)
     answers = await http_greedy(cluster, turns, TOKENS)
-    assert_same_where_it_went_on(oracle, engine_config.model, turns, answers, second)
+    assert_same_where_it_went_on(oracle, mtp_config.model, turns, answers, second)
     assert _sum(cluster, "baton_worker_prefix_fetches_total", outcome="fetched")
     assert _sum(cluster, "baton_engine_drafts_proposed_total", proposer="mtp")
 
     cluster.kill("decode-0")  # what it had cached is computed again
     answers = await http_greedy(cluster, turns, TOKENS)
-    assert_same_where_it_went_on(oracle, engine_config.model, turns, answers, second)
+    assert_same_where_it_went_on(oracle, mtp_config.model, turns, answers, second)
 
 
 def _expected(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
