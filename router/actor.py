@@ -40,6 +40,10 @@ class RouterActor:
         """Record that these decode ranks have left the cluster and are not started again."""
         self._loop.call_soon_threadsafe(self._server.retire, ranks)
 
+    def leave(self) -> None:
+        """Leave new HTTP connections to the next life of this router."""
+        call_on(self._loop, self._server.leave(), STOP_MARGIN_S)
+
     def stop(self, grace_s: float = 5.0) -> None:
         """Give running requests `grace_s` to end, then end the server. Idempotent."""
         if self._thread is None or not self._thread.is_alive():

@@ -21,6 +21,8 @@ class RouterConfig(RouterOptions):
     credentials: Path | None = None
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
+    # The descriptor, in the router's process, of a socket that is bound there; None: there is none.
+    http_socket: int | None = None
     grpc_port: int = 0
     control: Path | None = None  # the socket of whoever runs the cluster; None: nobody
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file

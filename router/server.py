@@ -82,6 +82,7 @@ class RouterServer:
         self._open = contextlib.AsyncExitStack()
         self._owner = owner
         self._backend: RouterBackend | None = None
+        self._http: HttpServer | None = None
 
     async def start(self) -> RouterStarted:
         """Serve requests. Raises ConfigError or `TextError` and leaves nothing open."""
@@ -95,6 +96,11 @@ class RouterServer:
             started.internal_address,
         )
         return started
+
+    async def leave(self) -> None:
+        """Leave new HTTP connections to the router that takes over the listening socket."""
+        if self._http is not None:
+            await self._http.leave()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Reject new requests, give running ones `grace_s` to end, then close the servers."""
@@ -215,7 +221,9 @@ class RouterServer:
             owner,
             tls,
             guard,
+            config.http_socket,
         )
+        self._http = http
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
         # END: no lease would expire any more, and a change of the table that was broken off

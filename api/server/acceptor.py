@@ -60,12 +60,16 @@ class Acceptor:
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def close(self) -> None:
-        """Stop accepting. The caller closes the socket."""
+    def pause(self) -> None:
+        """Stop accepting."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
         if self._resume is not None:
             self._resume.cancel()
+
+    def close(self) -> None:
+        """Stop accepting, and end the handshakes. The caller closes the socket."""
+        self.pause()
         for task in self._opening:
             task.cancel()
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.capacity import Wish, choose_nodes
-from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
+from baton.deploy.cluster.host import RouterHost, RoutingServed, WorkerHost, WorkerServed
 from baton.deploy.cluster.life_ends import forget_end
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival
@@ -149,16 +150,17 @@ class RouterHandle(ActorHandle):
     def __init__(
         self,
         name: str,
-        kind: type[RetiringServed],
+        kind: type[RoutingServed],
         config: object,
         demand: Demand,
         arrival: RouterArrival | None = None,
         near: str | None = None,
+        listener: Path | None = None,
         *,
         detached: bool = False,
     ) -> None:
         """arrival: of a router that may run on any node. near: the id of the node that Ray tries
-        first; None: it chooses. detached: see `_options`.
+        first; None: it chooses. listener: see `RouterHost`. detached: see `_options`.
         """
         options, group = _options(name, demand, detached), None
         if arrival is None:
@@ -166,8 +168,12 @@ class RouterHandle(ActorHandle):
         else:
             group = _reserve(demand, near, name if detached else "")
             options |= _inside(group)
-        handle = ray.remote(RouterHost).options(**options).remote(kind, config, arrival)
+        handle = ray.remote(RouterHost).options(**options).remote(kind, config, arrival, listener)
         super().__init__(name, demand, handle, group)
+
+    def leave(self) -> Call:
+        """Let the router leave new HTTP connections to its next life."""
+        return Call(self.name, self._handle.leave.remote())
 
     def retire(self, ranks: Collection[int]) -> Call:
         """Tell the router which decode ranks will not be restarted."""

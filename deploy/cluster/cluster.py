@@ -21,6 +21,7 @@ from baton.deploy.cluster.change_lock import ChangeLock
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import Fleet
 from baton.deploy.cluster.joined_ray import settled
+from baton.deploy.cluster.kept_listener import keep_listener
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel, settle_state_return
 from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
@@ -66,7 +67,9 @@ class Cluster:
         self._owner = owner or ProcessSupervisor()
         # Of the supervisor's last life, which the cluster has survived.
         self._record = record = detached.store.read() if detached else None
+        self._kept = ExitStack()  # the socket that outlives the router
         with ExitStack() as held:
+            held.enter_context(self._kept)
             joined = None if detached else held.enter_context(ray_for(config, ray_watch))
             self._ray = joined or RayAround()
             self._wiring = record.wiring if record else self._settle(config, held)
@@ -190,6 +193,7 @@ class Cluster:
         drain_s: None ends everything now.
         """
         self._renewing.close()  # it calls Ray
+        self._kept.close()  # whoever comes now is refused
         try:
             if self._ray.kill_if_lost():
                 return
@@ -247,7 +251,11 @@ class Cluster:
                 self._progress.done("channel", f"{channel}: {why}")
             config = replace(config, channel=channel)
         folder = None if self._detached is None else self._detached.folder
-        return Wiring.resolve_options(config, held, folder)
+        wiring = Wiring.resolve_options(config, held, folder)
+        if config.routers > 1 or config.routers_move:
+            return wiring
+        host, port = config.router.host, wiring.ports[0].http
+        return replace(wiring, listener=keep_listener(host, port, self._owner, self._kept))
 
     def _connect(self, phase: str) -> None:
         with self._timed("Ray"):

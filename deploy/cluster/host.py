@@ -6,6 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import ray
@@ -16,6 +18,7 @@ from baton.core.supervised import ProcessSupervisor, child, child_thread
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.arrival import Arrival
+from baton.deploy.cluster.kept_listener import take
 from baton.deploy.cluster.life_ends import record_end
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces, following
@@ -40,9 +43,13 @@ class Served(Protocol):
     def stop(self, grace_s: float) -> None: ...
 
 
-class RetiringServed(Served, Protocol):
+class RoutingServed(Served, Protocol):
     def retire(self, ranks: Collection[int]) -> None:
         """Forget decode ranks that will not be restarted."""
+        ...
+
+    def leave(self) -> None:
+        """Leave new HTTP connections to the next life."""
         ...
 
 
@@ -113,16 +120,23 @@ class Host(ABC, Generic[S]):
         """Make the router or worker of this life."""
 
 
-class RouterHost(Host[RetiringServed]):
+class RouterHost(Host[RoutingServed]):
     """The Ray actor of a router. One that may run on any node completes its config there."""
 
     def __init__(
-        self, kind: type[RetiringServed], config: Any, arrival: RouterArrival | None = None
+        self,
+        kind: type[RoutingServed],
+        config: Any,
+        arrival: RouterArrival | None = None,
+        listener: Path | None = None,
     ) -> None:
-        """arrival: None for a router that stays on the node of whoever made it."""
+        """arrival: None for a router that stays on the node of whoever made it. listener: where
+        `take` finds the HTTP socket; None: the router makes it.
+        """
         self._kind = kind
         self._config = config
         self._arrival = arrival
+        self._listener = listener
         super().__init__()
 
     async def retire(self, ranks: Collection[int]) -> None:
@@ -154,7 +168,13 @@ class RouterHost(Host[RetiringServed]):
         )
         return started
 
-    def _make(self) -> RetiringServed:
+    async def leave(self) -> None:
+        if self._served is not None:
+            await asyncio.to_thread(self._served.leave)
+
+    def _make(self) -> RoutingServed:
+        if self._listener is not None:
+            self._config = replace(self._config, http_socket=take(self._listener))
         if self._arrival is not None:
             self._config = self._arrival.complete(self._config, self._held, self._owner)
         return self._kind(self._config, self._owner)

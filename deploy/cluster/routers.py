@@ -106,6 +106,7 @@ class Routers:
                 wish.demand,
                 self._arrival(number),
                 nodes.get(wish.name, wish.near),
+                self._wiring.listener,
                 detached=self._detached,
             )
             for number, wish in enumerate(self.wishes)
@@ -146,10 +147,13 @@ class Routers:
         """Restart all, one after another; return their names.
 
         Each refuses new requests and has `drain_s` seconds for running ones. The next one follows
-        when it reaches all `workers` again. Raises StartError if that takes more than `within_s`.
+        when it reaches all `workers` again. Clients of the only one wait for its next life.
+        Raises StartError if that takes more than `within_s`.
         """
         for number, actor in enumerate(self._actors):
             progress.update(actor.name, f"draining, for {drain_s:g} s at most", 0.0)
+            if self._wiring.listener is not None:
+                actor.leave().ready(STOP_MARGIN_S)
             actor.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
             progress.update(actor.name, "starts again", 0.5)
             began = time.monotonic()

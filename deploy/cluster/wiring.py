@@ -42,6 +42,8 @@ class Wiring:
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
     credentials: Issuer
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
+    # Where the only router finds the HTTP socket that outlives it; None: it makes its own.
+    listener: Path | None = None
 
     @classmethod
     def resolve_options(

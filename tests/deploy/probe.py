@@ -60,7 +60,7 @@ class RouterFound(RouterStarted):
 
 
 class RouterProbe:
-    """A `RetiringServed` that serves nobody, and says that it listens."""
+    """A `RoutingServed` that serves nobody, and says that it listens."""
 
     def __init__(self, config: RouterConfig, owner: ProcessSupervisor) -> None:
         self._config = config
@@ -72,3 +72,5 @@ class RouterProbe:
     def stop(self, grace_s: float) -> None: ...
 
     def retire(self, ranks: Collection[int]) -> None: ...
+
+    def leave(self) -> None: ...

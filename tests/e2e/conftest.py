@@ -40,7 +40,7 @@ def engine_config(model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def mtp_config(engine_config: EngineConfig, mtp_checkpoints: MtpCheckpoints) -> EngineConfig:
-    """The same, for a model with a layer of multi-token prediction."""
+    """Return the options of an engine whose model has a layer of multi-token prediction."""
     return replace(engine_config, model=mtp_checkpoints.folder("qwen3_next_moe"))
 
 
