@@ -10,12 +10,14 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
+from torch import Tensor
 
 from baton.core.errors import BatonError, InvariantError
 from baton.engine.assembly.loader import load_part
 from baton.engine.collectives.comm import RankComm, meet
 from baton.engine.collectives.commit_message import CommitMessage
 from baton.engine.collectives.device_pools import opened_pools
+from baton.engine.collectives.draft_message import DraftMessage
 from baton.engine.collectives.rank_books import RankBooks
 from baton.engine.collectives.rank_capacity import check_capacity
 from baton.engine.collectives.rank_comm import rank_comm
@@ -37,6 +39,9 @@ from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.engine.step.kept_inputs import kept_inputs, windows
 from baton.engine.step.model import Model
+
+Message = StepMessage | DraftMessage | CommitMessage | BooksWanted | CaptureSteps
+"""A message of the leader to a rank that has its pools."""
 
 
 def main() -> None:
@@ -90,10 +95,11 @@ def run_steps(
     tables = torch.zeros(shape, dtype=torch.int32, device=device)
     kept = kept_inputs(model, pools.kept_tokens, device)
     batch: ForwardBatch | None = None  # the last that ran
+    hidden: Tensor | None = None  # which the last depth of drafts has given
     books = RankBooks()
     with torch.inference_mode():
         while True:
-            message: StepMessage | CommitMessage | BooksWanted | CaptureSteps = leader.recv()
+            message: Message = leader.recv()
             if isinstance(message, BooksWanted):
                 leader.send(books.books())
             elif isinstance(message, CaptureSteps) and isinstance(model, GraphedModel):
@@ -105,6 +111,11 @@ def run_steps(
                 logits = model.forward(batch, states, pages)
                 if not logits.shape[0]:
                     meet(comm, device)
+            elif isinstance(message, DraftMessage):
+                check_meetings(memory.meetings, message.met)
+                drafting = message.batch(model, states, hidden, tables, comm)
+                books.drafted(drafting)
+                hidden = model.draft(drafting, states, pages).hidden
             elif isinstance(message, CommitMessage) and batch is not None:
                 check_meetings(memory.meetings, message.met)
                 accepted = message.accepted(comm, device)
@@ -113,7 +124,8 @@ def run_steps(
                 meet(comm, device)
             else:
                 raise InvariantError(
-                    f"the leader sent {type(message).__name__}, not a step or the commit of one"
+                    f"the leader sent {type(message).__name__}, not a step, its drafts or its "
+                    "commit"
                 )
             comm.check()
 

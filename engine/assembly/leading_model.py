@@ -10,15 +10,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from baton.core.errors import InvariantError, RankError
+from baton.core.errors import RankError
 from baton.engine.assembly.followers import Followers
 from baton.engine.collectives.comm import RankComm, meet
 from baton.engine.collectives.commit_message import CommitMessage, packed
 from baton.engine.collectives.device_pools import DevicePools
+from baton.engine.collectives.draft_message import DraftWriter
 from baton.engine.collectives.rank_books import RankBooks
 from baton.engine.collectives.rank_messages import CaptureSteps, RankPools
 from baton.engine.collectives.shared_pools import SharedPools
 from baton.engine.collectives.step_message import StepWriter
+from baton.engine.collectives.told_tables import ToldTables
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.memory.state_pool import StatePool
@@ -65,7 +67,10 @@ class LeadingModel:
         self._comm = comm
         self._device = followers.device
         self._on_device = unread(self._device)
-        self._writer = StepWriter(on_device=self._on_device)
+        told = ToldTables()
+        self._writer = StepWriter(told, on_device=self._on_device)
+        self._draft_writer = DraftWriter(told, on_device=self._on_device)
+        self._draft_slots: Tensor | None = None  # of the hidden states, before the first depth
         self._books = RankBooks()
 
     @property
@@ -135,13 +140,22 @@ class LeadingModel:
             self._comm.check()
 
     def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
-        """Return the last hidden states, which are alike on all ranks; see
-        `baton.engine.step.model.Model`."""
+        """Return the last hidden states of sequences; see `baton.engine.step.model.Model`. The
+        other ranks have the same, and find them by the message of the first depth."""
+        self._draft_slots = slots
         return self._part.hidden_before(states, slots)
 
     def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
-        """Raise InvariantError: `check_ranks` refuses multi-token prediction on several ranks."""
-        raise InvariantError("the ranks of a replica are not told of drafts")
+        """Run the MTP layer on one token a row, on all ranks; see
+        `baton.engine.step.model.Model`. Raises RankError."""
+        with self._ending_all():
+            slots, self._draft_slots = self._draft_slots, None
+            self.followers.send(self._draft_writer.message(batch, slots, self.followers.meetings))
+            self._draft_writer.broadcast(batch, slots, self._comm)
+            self._books.drafted(batch)
+            result = self._part.draft(batch, states, pages)
+            self._comm.check()
+            return result
 
     def result(self, step: Pending[T], limit_s: float) -> T:
         """Wait for a step; see `Pending`. On GPUs nothing but this notices, at the latest after the

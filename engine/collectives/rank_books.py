@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from baton.engine.step.draft_batch import DraftBatch
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.kernels.verify import Accepted
 
@@ -15,7 +16,7 @@ from baton.kernels.verify import Accepted
 class Books:
     """The places in its pools that one rank has written since it began.
 
-    slots, pages: checksums of the places that its steps and commits wrote, in order
+    slots, pages: checksums of the places that its steps, drafts and commits wrote, in order
     tables: checksum of the block tables' rows that the last step read
     """
 
@@ -50,6 +51,11 @@ class RankBooks:
             self._slots = zlib.crc32(array("q", batch.snapshots.slots), self._slots)
         self._pages = _plus(self._pages, batch.token_pages, batch.token_offsets)
         self._last = batch
+
+    def drafted(self, batch: DraftBatch) -> None:
+        """Note one depth of drafts."""
+        if batch.token_pages.device.type == "cpu":
+            self._pages = _plus(self._pages, batch.token_pages, batch.token_offsets)
 
     def committed(self, accepted: Accepted) -> None:
         """Note a commit."""

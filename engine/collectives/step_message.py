@@ -6,6 +6,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.collectives.comm import RankComm
+from baton.engine.collectives.told_tables import (
+    ChangedEntries,
+    ToldTables,
+    as_bytes,
+    broadcast_rows,
+    int64s,
+    receive_rows,
+)
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.model import Model
 from baton.kernels.chunks import SnapshotPlan
@@ -34,14 +42,11 @@ class StepMessage:
     broadcast among the devices next, and so are the block tables' rows that the step reads.
     window: the tokens of each decoding request where steps verify drafts; see `Window`
     met: how often the leader has met the other ranks before
-    places, pages: entries of the block tables that differ from what the ranks were told before, as
-    row * width + entry, and their values: int64
     """
 
     numbers: bytes | None
     lengths: tuple[int, ...]
-    places: bytes
-    pages: bytes
+    entries: ChangedEntries
     decode_rows: int
     host: HostLengths
     snapshots: SnapshotPlan | None
@@ -58,10 +63,8 @@ class StepMessage:
         if self.numbers is None:
             tensors = self._received(block_tables, comm)
         else:
-            tensors = self._split(_int64s(self.numbers))
-            if self.places:
-                places, pages = (_int64s(data) for data in (self.places, self.pages))
-                block_tables.view(-1).index_copy_(0, places, pages.int())
+            tensors = self._split(int64s(self.numbers))
+            self.entries.write(block_tables)
         index = model.plan(self.host, self.decode_rows, self.snapshots)
         return ForwardBatch(
             token_ids=tensors["token_ids"],
@@ -88,9 +91,7 @@ class StepMessage:
         device = block_tables.device
         numbers = torch.empty(sum(self.lengths), dtype=torch.int64, device=device)
         tensors = self._split(comm.broadcast(numbers))
-        rows = tensors["table_rows"]
-        tables = block_tables.new_empty(len(rows), block_tables.shape[1])
-        block_tables.index_copy_(0, rows, comm.broadcast(tables))
+        receive_rows(block_tables, tensors["table_rows"], comm)
         return tensors
 
     def _split(self, numbers: Tensor) -> dict[str, Tensor]:
@@ -101,23 +102,19 @@ class StepMessage:
 class StepWriter:
     """Makes the messages, in the order of the steps."""
 
-    def __init__(self, *, on_device: bool) -> None:
-        """on_device: the host does not know the batch's tensors, which lie on a device."""
+    def __init__(self, told: ToldTables, *, on_device: bool) -> None:
+        """told: the block tables as the other ranks have them. on_device: the host does not know
+        the batch's tensors, which lie on a device."""
         self._on_device = on_device
-        self._told: Tensor | None = None  # the block tables as the other ranks have them
+        self._told = told
 
     def message(self, batch: ForwardBatch, met: int) -> StepMessage:
         """Return the message of a batch whose tensors are filled in. met: see `StepMessage`"""
-        if self._on_device:
-            numbers, places, pages = None, b"", b""
-        else:
-            numbers = _bytes(_numbers(batch))
-            places, pages = map(_bytes, self._changes(batch))
+        on_host = not self._on_device
         return StepMessage(
-            numbers=numbers,
+            numbers=as_bytes(_numbers(batch)) if on_host else None,
             lengths=tuple(len(getattr(batch, name)) for name in _FIELDS),
-            places=places,
-            pages=pages,
+            entries=self._told.changes(batch) if on_host else ChangedEntries(),
             decode_rows=batch.decode_rows,
             host=batch.host,
             snapshots=batch.snapshots,
@@ -129,30 +126,8 @@ class StepWriter:
         """Give the other ranks, after the message, what it lacks."""
         if self._on_device:
             comm.broadcast(_numbers(batch))
-            comm.broadcast(batch.block_tables.index_select(0, batch.table_rows))
-
-    def _changes(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        """Return the changed entries of the rows that the step reads, and note them as told."""
-        tables = batch.block_tables
-        if self._told is None:
-            self._told = torch.zeros_like(tables)
-        rows = batch.table_rows
-        changed = (tables.index_select(0, rows) != self._told.index_select(0, rows)).nonzero()
-        places = rows[changed[:, 0]] * tables.shape[1] + changed[:, 1]
-        pages = tables.view(-1).index_select(0, places)
-        self._told.view(-1).index_copy_(0, places, pages)
-        return places, pages.long()
+            broadcast_rows(batch, comm)
 
 
 def _numbers(batch: ForwardBatch) -> Tensor:
     return torch.cat([getattr(batch, name).long() for name in _FIELDS])
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.numpy().tobytes()
-
-
-def _int64s(data: bytes) -> Tensor:
-    if not data:  # which frombuffer refuses
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(bytearray(data), dtype=torch.int64)

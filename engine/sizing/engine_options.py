@@ -97,8 +97,3 @@ def check_ranks(config: EngineConfig) -> None:
             f"device is {config.device}, one device, and the replica has {config.tp} ranks: use "
             "cuda, of which ranks take the first that CUDA_VISIBLE_DEVICES names, or tp 1"
         )
-    if config.tp > 1 and config.mtp:
-        raise ConfigError(
-            f"multi-token prediction runs on one rank, and the replica has {config.tp}: use tp 1, "
-            "or speculative_algorithm ngram"
-        )

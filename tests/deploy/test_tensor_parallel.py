@@ -15,6 +15,7 @@ from deploy.several_routers import DEADLINE_S, Load, greedy
 from deploy.wired import wired
 from e2e.books import settled_findings
 from e2e.clients import assert_same_where_it_went_on
+from mtp_models import MtpCheckpoints
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -195,6 +196,19 @@ async def test_so_do_those_of_replicas_that_verify_drafts(
     options = {"prefill": 2, "prefill_tp": 2, "decode_dp": 2, "decode_tp": 2}
     with running(drafting(engine), channel=channel, **options) as cluster:
         await take_many(Served(cluster, engine, oracle))
+        assert accepted_drafts(cluster)
+
+
+@pytest.mark.chaos
+async def test_so_do_those_of_replicas_that_draft_by_the_models_own_layer(
+    engine: EngineConfig, oracle: Oracle, mtp_checkpoints: MtpCheckpoints
+) -> None:
+    """The right answers are those of an engine that does not run the layer."""
+    plain = replace(engine, model=mtp_checkpoints.folder("qwen3_next_moe"))
+    config = replace(plain, mtp=True, speculative_algorithm=SpeculativeAlgorithm.MTP)
+    options = {"prefill": 2, "prefill_tp": 1, "decode_dp": 2, "decode_tp": 2}
+    with running(config, **options) as cluster:
+        await take_many(Served(cluster, plain, oracle))
         assert accepted_drafts(cluster)
 
 

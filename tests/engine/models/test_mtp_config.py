@@ -14,8 +14,7 @@ from baton.core.errors import ConfigError, WeightsError
 from baton.engine.assembly.loader import check_weights, declared_weights, open_checkpoint
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.models.family_table import read_config
-from baton.engine.settings.config import EngineConfig, ModelConfig
-from baton.engine.sizing.engine_options import check_ranks
+from baton.engine.settings.config import ModelConfig
 from baton.engine.step.recurrent_index import plan_recurrent
 from baton.kernels.torch_kernels import TORCH
 
@@ -151,11 +150,6 @@ def test_a_layer_with_an_embedding_of_its_own_is_refused_by_name(tmp_path: Path)
     config = read(tmp_path, {**QWEN, "mtp_use_dedicated_embeddings": True})
     with pytest.raises(ConfigError, match="mtp_use_dedicated_embeddings is True"):
         declared_weights(config)
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="multi-token prediction runs on one rank"):
-        check_ranks(EngineConfig(model=Path("m"), tp=2, mtp=True))
 
 
 def test_tensors_of_the_layer_are_needed_where_it_runs_and_ignored_elsewhere(
