@@ -79,13 +79,18 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class FolderOrName:
+    """The path of a folder, or a name that is known elsewhere."""
+
+
+@dataclass(frozen=True)
 class ReadText:
     """A text, and the function that reads it: raises ConfigError or ValueError."""
 
     read: Callable[[str], object]
 
 
-Values = Whole | Number | Words | TokensOr | File | Folder | ReadText
+Values = Whole | Number | Words | TokensOr | File | Folder | FolderOrName | ReadText
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Option:
     envvar: str | None
     required: bool
     shows_default: bool
+    secret: bool
 
 
 @dataclass(frozen=True)
@@ -143,9 +149,12 @@ def option(
     """Return a field of a dataclass that an option sets.
 
     factor: the field's value divided by the option's, where their units differ. names: where the
-    option is not called as the field is. secret: left out where the dataclass is printed.
+    option is not called as the field is. secret: left out where the dataclass is printed, and
+    refused in a file.
     """
-    declared = Option(group, help, values, names, factor, metavar, envvar, required, shows_default)
+    declared = Option(
+        group, help, values, names, factor, metavar, envvar, required, shows_default, secret
+    )
     if isinstance(default, dict):
         return field(default_factory=lambda: default, metadata={_KEY: declared})
     return field(default=default, repr=not secret, metadata={_KEY: declared})

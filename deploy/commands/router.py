@@ -12,13 +12,14 @@ from baton.deploy.options.access import (
     client_tls_of,
     readable_on_the_way,
 )
-from baton.deploy.options.click_options import GroupedCommand, takes
+from baton.deploy.options.click_options import takes
+from baton.deploy.options.config_file import FileCommand
 from baton.deploy.options.model import folder_of
 from baton.deploy.options.records import check_dump, check_telemetry
 from baton.deploy.options.router import RouterArguments
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=FileCommand)
 @takes(RouterArguments)
 def router(arguments: RouterArguments) -> None:
     """Run one router in this process, without Ray, until Ctrl-C or SIGTERM. Workers that `baton

@@ -16,8 +16,9 @@ from baton.deploy.options.access import (
     client_tls_of,
     readable_on_the_way,
 )
-from baton.deploy.options.click_options import GroupedCommand, takes
+from baton.deploy.options.click_options import takes
 from baton.deploy.options.cluster import authority_of
+from baton.deploy.options.config_file import FileCommand
 from baton.deploy.options.model import folder_of
 from baton.deploy.options.placement import placement_of
 from baton.deploy.options.records import check_dump, check_profiles, check_telemetry
@@ -25,7 +26,7 @@ from baton.deploy.options.serve import ServeArguments
 from baton.deploy.process.gpu_driver import check_driver
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=FileCommand)
 @takes(ServeArguments)
 def serve(arguments: ServeArguments) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM; with --detach, until `baton stop`."""

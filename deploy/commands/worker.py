@@ -16,14 +16,15 @@ from baton.deploy.options.access import (
     client_tls_of,
     readable_on_the_way,
 )
-from baton.deploy.options.click_options import GroupedCommand, takes
+from baton.deploy.options.click_options import takes
+from baton.deploy.options.config_file import FileCommand
 from baton.deploy.options.model import folder_of
 from baton.deploy.options.records import check_profiles, check_telemetry
 from baton.deploy.options.worker import WorkerArguments
 from baton.deploy.process.gpu_driver import check_driver
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=FileCommand)
 @takes(WorkerArguments)
 def worker(arguments: WorkerArguments) -> None:
     """Run one worker in this process, without Ray, until Ctrl-C or SIGTERM. It answers its own

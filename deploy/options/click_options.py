@@ -4,16 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, EnumType
 from functools import wraps
 from pathlib import Path
-from types import UnionType
-from typing import Concatenate, ParamSpec, TypeVar, get_args, get_origin
+from typing import Concatenate, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from baton.core.errors import ConfigError
 from baton.core.options import (
     Declared,
     File,
     Folder,
+    FolderOrName,
     Group,
     Number,
     ReadText,
@@ -26,30 +27,63 @@ from baton.core.options import (
 )
 from baton.deploy.errors import StartError
 from baton.deploy.options.number_types import Finite, TokensOrWord
+from baton.deploy.options.setting import Setting
+from baton.deploy.options.value_schema import is_flag, kind_of, takes_several
+from baton.deploy.options.yaml_document import ConfigFileError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_SETTINGS = "baton.settings"
 
 
 class GroupedOption(click.Option):
-    """An option under one heading of the help."""
+    """An option under one heading of the help. Its value may come from a file."""
 
     def __init__(self, names: Sequence[str], declared: Declared) -> None:
-        option, is_flag = declared.option, _is_flag(declared)
+        option, flag = declared.option, is_flag(declared)
         shown = None if option.required else _shown(declared)
         super().__init__(
             names,
-            type=None if is_flag else _click_type(declared),
+            type=None if flag else click_type(declared),
             default=shown,
             show_default=option.shows_default and shown not in (None, "") and shown is not False,
             help=option.help,
-            is_flag=is_flag,
-            multiple=_several(declared),
+            is_flag=flag,
+            multiple=takes_several(declared),
             required=option.required,
             metavar=option.metavar,
             envvar=option.envvar,
         )
         self.group = option.group
+        self.declared = declared
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, click.Parameter]
+    ) -> tuple[object, ParameterSource]:
+        """Return the value and where it is from: the command line, then the file, then the
+        environment, then the default. Raises ConfigFileError for one that its type does not have.
+        """
+        setting = settings_of(ctx).get(self.declared.key)
+        if setting is None or self.declared.key in opts:
+            return super().consume_value(ctx, opts)
+        try:
+            _read(self.declared, self.type_cast_value(ctx, setting.value))
+        except click.BadParameter as err:
+            raise ConfigFileError(f"{setting.where}: {setting.name}: {err.message}") from err
+        except StartError as err:
+            raise ConfigFileError(f"{setting.where}: {err}") from err
+        return setting.value, ParameterSource.DEFAULT_MAP
+
+
+def settings_of(ctx: click.Context) -> Mapping[str, Setting]:
+    """Return what the command's file says, by `Declared.key`."""
+    found: Mapping[str, Setting] = ctx.meta.get(_SETTINGS, {})
+    return found
+
+
+def keep_settings(ctx: click.Context, settings: Mapping[str, Setting]) -> None:
+    """Give a command the settings of its file, before its options are read."""
+    ctx.meta[_SETTINGS] = settings
 
 
 class GroupedCommand(click.Command):
@@ -74,7 +108,7 @@ def takes(kind: type[T]) -> Callable[[Callable[Concatenate[T, P], None]], Callab
     order of their declaration. The command gets the dataclass as its first argument.
     """
     order = list(Group)
-    options = sorted(_once(kind), key=lambda each: order.index(each.option.group))
+    options = sorted(options_of(kind), key=lambda each: order.index(each.option.group))
 
     def add(command: Callable[Concatenate[T, P], None]) -> Callable[..., None]:
         @wraps(command)
@@ -107,7 +141,7 @@ def read_options(kind: type[T], values: Mapping[str, object]) -> T:
         raise StartError(str(err)) from err
 
 
-def _once(kind: type) -> list[Declared]:
+def options_of(kind: type) -> list[Declared]:
     """Return all options, each once: several parts may have one, but only the same."""
     found: dict[str, Declared] = {}
     for declared in all_in(kind):
@@ -116,23 +150,7 @@ def _once(kind: type) -> list[Declared]:
     return list(found.values())
 
 
-def _kind(declared: Declared) -> object:
-    """Return the type of the field where it is set."""
-    parts = [part for part in get_args(declared.kind) if part is not type(None)]
-    return parts[0] if isinstance(declared.kind, UnionType) else declared.kind
-
-
-def _several(declared: Declared) -> bool:
-    """Return true if the option may be given several times: one text may name several values."""
-    one_text = isinstance(declared.option.values, ReadText)
-    return get_origin(declared.kind) is tuple and not one_text
-
-
-def _is_flag(declared: Declared) -> bool:
-    return declared.option.values is None and _kind(declared) is bool
-
-
-def _click_type(declared: Declared) -> click.ParamType[object]:
+def click_type(declared: Declared) -> click.ParamType[object]:
     match declared.option.values:
         case Whole(least, most):
             return click.IntRange(least, most)
@@ -146,9 +164,9 @@ def _click_type(declared: Declared) -> click.ParamType[object]:
             return click.Path(exists=True, dir_okay=False, path_type=Path)
         case Folder():
             return click.Path(file_okay=False, path_type=Path)
-        case ReadText():
+        case ReadText() | FolderOrName():
             return click.STRING
-    kind = _kind(declared)
+    kind = kind_of(declared)
     if isinstance(kind, EnumType):
         return click.Choice([str(each) for each in list[Enum](kind)])
     if kind is int:
@@ -159,7 +177,7 @@ def _click_type(declared: Declared) -> click.ParamType[object]:
 def _shown(declared: Declared) -> object:
     """Return the default in the option's words and unit."""
     default, values = declared.default, declared.option.values
-    if _is_flag(declared):
+    if is_flag(declared):
         return False
     if default == ():
         return None
@@ -176,7 +194,7 @@ def _shown(declared: Declared) -> object:
 
 def _read(declared: Declared, value: object) -> object:
     """Return the field's value for that of the option. Raises StartError."""
-    kind, values, factor = _kind(declared), declared.option.values, declared.option.factor
+    kind, values, factor = kind_of(declared), declared.option.values, declared.option.factor
     if isinstance(values, Words):
         return values.meanings[str(value)]
     if isinstance(values, ReadText):
@@ -188,7 +206,7 @@ def _read(declared: Declared, value: object) -> object:
         return value.absolute()
     if isinstance(kind, EnumType):
         return kind(value)
-    if _is_flag(declared):
+    if is_flag(declared):
         return value is not declared.default  # a flag turns the default round
     if isinstance(value, int | float) and factor != 1:
         return round(value * factor) if kind is int else value * factor

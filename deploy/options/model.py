@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.core.errors import ConfigError
-from baton.core.options import Group, Words, option
+from baton.core.options import FolderOrName, Group, Words, option
 from baton.deploy.errors import StartError
 from baton.deploy.files.example_model import EXAMPLE_MODEL
 from baton.deploy.options.drafts import DraftOptions
@@ -29,7 +29,7 @@ class ModelOptions:
     model: str | None = option(
         None, Group.MODEL,
         "A Hugging Face model folder, or the id of a model on its hub; a small example model when "
-        "left out.")
+        "left out.", FolderOrName())
     revision: str | None = option(
         None, Group.MODEL, "Branch, tag or commit of a model on the hub.")
     offline: bool = option(

@@ -10,6 +10,7 @@ from baton.deploy.options.access import (
     ListenOptions,
     StopOptions,
 )
+from baton.deploy.options.file_option import FileOptions
 from baton.deploy.options.model import ModelOptions
 from baton.router.options import RouterOptions
 
@@ -19,6 +20,7 @@ from baton.router.options import RouterOptions
 class RouterArguments:
     """All options of one router by hand."""
 
+    file: FileOptions
     model: ModelOptions
     router: RouterOptions
     exposure: ExposureOptions

@@ -10,6 +10,7 @@ from baton.deploy.options.access import (
     StopOptions,
 )
 from baton.deploy.options.cluster import AuthorityOptions, ClusterOptions, RankOptions
+from baton.deploy.options.file_option import FileOptions
 from baton.deploy.options.model import EngineArguments
 from baton.deploy.options.placement import PlacementOptions
 from baton.deploy.options.records import ProfileOptions
@@ -35,6 +36,7 @@ class ClusterArguments:
 class ServeArguments(ClusterArguments):
     """All options of `baton serve`."""
 
+    file: FileOptions
     listen: ListenOptions
     exposure: ExposureOptions
     stop: StopOptions

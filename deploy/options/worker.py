@@ -8,6 +8,7 @@ from baton.core.options import Folder, Group, Whole, option
 from baton.core.role import Role
 from baton.core.telemetry_options import TelemetryOptions
 from baton.deploy.options.access import PORT, ClientTlsOptions, ExposureOptions, StopOptions
+from baton.deploy.options.file_option import FileOptions
 from baton.deploy.options.model import EngineArguments
 from baton.deploy.options.records import ProfileOptions
 from baton.rpc.lease_options import LeaseOptions
@@ -19,6 +20,7 @@ from baton.transfer.channels.options import TransferOptions
 class WorkerArguments:
     """All options of one worker by hand."""
 
+    file: FileOptions
     engine: EngineArguments
     server: ClientServerOptions
     exposure: ExposureOptions
