@@ -115,11 +115,12 @@ protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I.types --python_out=.types --pyi_out=.types \
 		--grpc_python_out=.types .types/baton/proto/*.proto
 
-# The tables in docs/metrics.md, docs/options.md and docs/requests.md. tests/test_metrics.py,
-# tests/deploy/test_options_page.py and tests/api/test_request_fields.py fail when they are stale.
+# The tables in docs/metrics.md, docs/options.md and docs/requests.md, and docs/baton.schema.json. tests/test_metrics.py,
+# tests/deploy/test_options_page.py, test_config_schema.py there and tests/api/test_request_fields.py fail when they are stale.
 docs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python tests/metrics_table.py
 	PYTHONPATH=tests $(BIN)/python tests/options_table.py
+	PYTHONPATH=tests $(BIN)/python tests/config_schema_page.py
 	PYTHONPATH=tests $(BIN)/python tests/requests_table.py
 
 # The rules for Prometheus and the dashboards for Grafana. tests/monitoring fails when they are stale.
@@ -131,7 +132,7 @@ monitoring: $(STAMP)
 # PyPI once. A link or an anchor that leads nowhere ends it; tests/test_prose.py looks for those without it.
 site: .site/.installed
 	rm -rf .site/source .site/html && mkdir -p .site/source
-	cp -r --parents *.md docs/*.md docs/*.svg docs/pictures bench/results examples/*/README.md examples/systemd examples/slurm \
+	cp -r --parents *.md docs/*.md docs/*.svg docs/*.json docs/pictures bench/results examples/*/README.md examples/baton.yaml examples/systemd examples/slurm \
 		.site/source
 	.site/venv/bin/zensical build --strict --clean --config-file mkdocs.yml
 

@@ -14,6 +14,7 @@ from baton.deploy.demand.demand import NodePlacement
 from baton.deploy.errors import StartError
 from baton.deploy.options.access import StopOptions
 from baton.deploy.options.cluster import ClusterOptions
+from baton.deploy.options.setting import Setting
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.engine_options import check_ranks
 from baton.router.config import RouterConfig
@@ -32,6 +33,8 @@ class ClusterConfig(ClusterOptions, StopOptions):
     decode_tp: int = 1  # and of each decode worker
     # The issuer of certificates, files or a folder of `baton certs`; None: the cluster's own.
     authority: AuthorityFiles | Path | None = None
+    # Each option of `baton serve` with its source; none where the cluster is made by a program.
+    settings: tuple[Setting, ...] = ()
     profile_folder: Path | None = None  # for traces of workers; None: no profile is made
     placement: NodePlacement = field(default_factory=NodePlacement)
 

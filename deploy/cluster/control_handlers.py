@@ -13,7 +13,8 @@ from baton.deploy.cluster.change_requests import (
     ScaleRequest,
 )
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.messages.control import Handlers
+from baton.deploy.cluster.present_settings import present_settings
+from baton.deploy.messages.control import CONFIG, Handlers
 from baton.deploy.messages.start_progress import StartProgress
 from baton.rpc.identity import ProcessRole
 
@@ -53,9 +54,17 @@ def handle_drain(
     return {"worker": request.worker}
 
 
+def handle_config(
+    cluster: Cluster, arguments: Mapping[str, object], progress: StartProgress
+) -> dict[str, object]:
+    """Return the present value of each option."""
+    return {"settings": [each.as_json() for each in present_settings(cluster)]}
+
+
 def control_handlers(cluster: Cluster) -> Handlers:
     return {
         SCALE: partial(handle_scale, cluster),
         RESTART: partial(handle_restart, cluster),
         DRAIN: partial(handle_drain, cluster),
+        CONFIG: partial(handle_config, cluster),
     }

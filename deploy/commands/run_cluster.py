@@ -17,16 +17,19 @@ from baton.deploy.errors import RayLostError, StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
 from baton.deploy.options.serve import ServeArguments
+from baton.deploy.options.setting import Setting
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop import StopWanted, exit_now, stop_on_signals
 from baton.deploy.terminal.progress import shown
 from baton.deploy.terminal.startup_banner import banner_of, print_banner
 
 
-def run_cluster(console: Console, arguments: ServeArguments) -> None:
+def run_cluster(
+    console: Console, arguments: ServeArguments, settings: tuple[Setting, ...] = ()
+) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM, or leave it to itself.
 
-    Raises StartError.
+    settings: the options that have made the arguments. Raises StartError.
     """
     device = cluster_device_from(arguments)
     config = config_from(arguments, device)
@@ -37,6 +40,7 @@ def run_cluster(console: Console, arguments: ServeArguments) -> None:
         router=replace(config.router, **vars(arguments.listen)),
         name=arguments.name or config.name,
         drain_s=arguments.stop.drain_s,
+        settings=settings,
     )
     here = config.ray_address is None
     check_device(config.engine, here=here, demand=config.gpu_demand)

@@ -19,6 +19,7 @@ from baton.deploy.options.access import (
 from baton.deploy.options.click_options import takes
 from baton.deploy.options.cluster import authority_of
 from baton.deploy.options.config_file import FileCommand
+from baton.deploy.options.in_force import settings_in_force
 from baton.deploy.options.model import folder_of
 from baton.deploy.options.placement import placement_of
 from baton.deploy.options.records import check_dump, check_profiles, check_telemetry
@@ -53,5 +54,8 @@ def serve(arguments: ServeArguments) -> None:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     found = replace(arguments.engine, model=replace(model, model=str(folder), revision=None))
     import_and_call(
-        "baton.deploy.commands.run_cluster:run_cluster", console, replace(arguments, engine=found)
+        "baton.deploy.commands.run_cluster:run_cluster",
+        console,
+        replace(arguments, engine=found),
+        settings_in_force(click.get_current_context()),
     )

@@ -32,6 +32,7 @@ SILENCE_S = 900.0
 
 STOP = "stop"
 DESCRIBE = "describe"
+CONFIG = "config"
 
 
 class _Told:

@@ -33,7 +33,7 @@ from baton.deploy.options.yaml_document import ConfigFileError
 
 T = TypeVar("T")
 P = ParamSpec("P")
-_SETTINGS = "baton.settings"
+_SETTINGS, _TYPED = "baton.settings", "baton.typed"
 
 
 class GroupedOption(click.Option):
@@ -41,7 +41,7 @@ class GroupedOption(click.Option):
 
     def __init__(self, names: Sequence[str], declared: Declared) -> None:
         option, flag = declared.option, is_flag(declared)
-        shown = None if option.required else _shown(declared)
+        shown = None if option.required else shown_default(declared)
         super().__init__(
             names,
             type=None if flag else click_type(declared),
@@ -69,9 +69,9 @@ class GroupedOption(click.Option):
         try:
             _read(self.declared, self.type_cast_value(ctx, setting.value))
         except click.BadParameter as err:
-            raise ConfigFileError(f"{setting.where}: {setting.name}: {err.message}") from err
+            raise ConfigFileError(f"{setting.source}: {setting.name}: {err.message}") from err
         except StartError as err:
-            raise ConfigFileError(f"{setting.where}: {err}") from err
+            raise ConfigFileError(f"{setting.source}: {err}") from err
         return setting.value, ParameterSource.DEFAULT_MAP
 
 
@@ -81,9 +81,17 @@ def settings_of(ctx: click.Context) -> Mapping[str, Setting]:
     return found
 
 
-def keep_settings(ctx: click.Context, settings: Mapping[str, Setting]) -> None:
-    """Give a command the settings of its file, before its options are read."""
-    ctx.meta[_SETTINGS] = settings
+def typed_in(ctx: click.Context) -> Mapping[str, object]:
+    """Return the command line's values as they were typed, by `Declared.key`."""
+    found: Mapping[str, object] = ctx.meta.get(_TYPED, {})
+    return found
+
+
+def keep_settings(
+    ctx: click.Context, settings: Mapping[str, Setting], typed: Mapping[str, object]
+) -> None:
+    """Keep what a command's file and its command line say, before its options are read."""
+    ctx.meta[_SETTINGS], ctx.meta[_TYPED] = settings, typed
 
 
 class GroupedCommand(click.Command):
@@ -174,7 +182,7 @@ def click_type(declared: Declared) -> click.ParamType[object]:
     return Finite(Number()) if kind is float else click.STRING
 
 
-def _shown(declared: Declared) -> object:
+def shown_default(declared: Declared) -> object:
     """Return the default in the option's words and unit."""
     default, values = declared.default, declared.option.values
     if is_flag(declared):

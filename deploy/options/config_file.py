@@ -43,11 +43,11 @@ class FileCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the file before the options. Raises ConfigFileError."""
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        path = given.get("file")
+        path, role = given.get("file"), given.get("role")
+        settings: Mapping[str, Setting] = {}
         if isinstance(path, str) and Path(path).is_file():
-            role = given.get("role")
-            command = str(self.name)
-            keep_settings(ctx, settings_for(Path(path), command, str(role) if role else None))
+            settings = settings_for(Path(path), str(self.name), str(role) if role else None)
+        keep_settings(ctx, settings, given)
         return super().parse_args(ctx, args)
 
 
@@ -92,6 +92,13 @@ def names_of(command: str) -> Mapping[str, Declared]:
     }
 
 
+def all_names() -> Mapping[str, Declared]:
+    """Return the options of all commands by their names without dashes. The value of an option has
+    one type in all commands that have it.
+    """
+    return {name: each for command in KINDS for name, each in names_of(command).items()}
+
+
 def _layer(path: Path, entries: tuple[YamlEntry, ...], command: str) -> dict[str, Setting]:
     """Return the settings of the entries that are options of the command."""
     found = {}
@@ -99,7 +106,7 @@ def _layer(path: Path, entries: tuple[YamlEntry, ...], command: str) -> dict[str
         declared = names_of(command).get(entry.key)
         if declared is not None and not isinstance(entry.value, tuple):
             value = _located(entry.value, declared, path)
-            found[declared.key] = Setting(entry.key, value, path.absolute(), entry.line)
+            found[declared.key] = Setting(entry.key, value, f"{path.absolute()}:{entry.line}")
     return found
 
 
@@ -121,7 +128,7 @@ def _located(value: object, declared: Declared, path: Path) -> Value:
 
 def _problems(entries: tuple[YamlEntry, ...]) -> Iterator[_Problem]:
     """Yield what is wrong in a whole file."""
-    tops = {name: each for command in KINDS for name, each in names_of(command).items()}
+    tops = all_names()
     yield from _twice(entries, tops)
     for entry in entries:
         if entry.key in SECTIONS:
@@ -168,7 +175,7 @@ def _twice(entries: tuple[YamlEntry, ...], names: Mapping[str, Declared]) -> Ite
 def _unknown(key: str, known: set[str], what: str) -> str:
     dashless = key.lstrip("-").replace("_", "-").lower()
     near = get_close_matches(dashless, sorted(known), n=1)
-    meant = f"; did you mean {near[0]}?" if near else "; docs/options.md lists all"
+    meant = f"; did you mean {near[0]}?" if near else "; `baton config schema` has all"
     return f"{key} is {what}{meant}"
 
 

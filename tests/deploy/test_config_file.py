@@ -143,7 +143,7 @@ WRONG = [
     ("decod: 2", 2, "decod is no option; did you mean decode?"),
     ("--decode: 2", 2, "--decode is no option; did you mean decode?"),
     ("max_running: 2", 2, "max_running is no option; did you mean max-running?"),
-    ("xyzzy: 2", 2, "xyzzy is no option; docs/options.md lists all"),
+    ("xyzzy: 2", 2, "xyzzy is no option; `baton config schema` has all"),
     ("file: x", 2, "file is no option"),
     ("decode: two", 2, "decode is the text 'two'; expected a whole number from 1"),
     ("decode: 0", 2, "decode is 0; expected a whole number from 1"),
