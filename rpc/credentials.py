@@ -6,6 +6,7 @@ both sides, signed by the cluster's authority.
 
 import asyncio
 import logging
+import os
 import stat
 import threading
 import time
@@ -219,10 +220,13 @@ def _read(folder: Path) -> _Material:
     """Return the content of a folder. Raises ConfigError."""
     try:
         cert, key, authorities = ((folder / n).read_bytes() for n in (CERT, KEY, AUTHORITIES))
-        mode = stat.S_IMODE((folder / KEY).stat().st_mode)
+        found = (folder / KEY).stat()
     except OSError as error:
         raise _unreadable(folder, error) from error
-    if mode & 0o077:
+    mode = stat.S_IMODE(found.st_mode)
+    # Kubernetes mounts a pod's secrets as files of root that the pod's group reads.
+    mounted = found.st_uid == 0 and os.geteuid() != 0
+    if mode & (0o037 if mounted else 0o077):
         raise ConfigError(
             f"{folder / KEY} may be read by other users (mode {mode:o}); run chmod 600 on it"
         )

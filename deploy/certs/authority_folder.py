@@ -85,9 +85,13 @@ class AuthorityFolder:
         """Return where the files of a process are, or will be."""
         return self.folder / role / name
 
-    def issue(self, role: ProcessRole, name: str, days: int = MOST_DAYS) -> Path:
+    def issue(
+        self, role: ProcessRole, name: str, days: int = MOST_DAYS, to: Path | None = None
+    ) -> Path:
         """Issue a process's certificate, its first or a new one, and return its folder.
 
+        to: the folder to write; None: that of the process in this one. Nothing is written here
+        otherwise: `issued` does not know the certificate, and a file system may be read-only.
         Raises DeployError for a revoked name, ConfigError for one that no certificate can carry.
         """
         identity = Identity(role, name, self.cluster)
@@ -96,7 +100,7 @@ class AuthorityFolder:
                 f"{role} {name} was revoked, and its peers refuse that name for good; choose "
                 "another name"
             )
-        folder = self.folder_of(role, name)
+        folder = to or self.folder_of(role, name)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
         valid = datetime.timedelta(days=days)
         self._signer().issue(identity, folder, valid, self._trusted())

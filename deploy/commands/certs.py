@@ -65,11 +65,14 @@ def init(cluster: str, folder: Path) -> None:
 @click.argument("name")
 @click.option("--days", type=click.IntRange(1), default=365, show_default=True,
               help="Days until the certificate ends.")  # fmt: skip
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder for the certificate; when left out, one in that of the authority, "
+              "where `list` and `revoke` find it. Otherwise nothing is written there.")  # fmt: skip
 @_folder
 @_in_one_line
-def issue(role: str, name: str, days: int, folder: Path) -> None:
+def issue(role: str, name: str, days: int, to: Path | None, folder: Path) -> None:
     """Issue a process's certificate, or a new one in place of the last. NAME is its worker id."""
-    made = AuthorityFolder(folder).issue(ProcessRole(role), name, days)
+    made = AuthorityFolder(folder).issue(ProcessRole(role), name, days, to)
     reader = "router" if ProcessRole(role) is ProcessRole.ROUTER else "worker"
     click.echo(f"{made}  (`baton {reader} --credentials` reads it)")
 

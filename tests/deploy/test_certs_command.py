@@ -43,6 +43,25 @@ def test_what_is_issued_is_what_a_process_reads(folder: Path) -> None:
     assert len(secret) == 2
 
 
+def test_a_certificate_is_written_elsewhere_where_the_authority_cannot_be(
+    folder: Path, tmp_path: Path
+) -> None:
+    run(folder, "issue", "router", "router-0")
+    run(folder, "revoke", "router", "router-0")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()  # a volume that is mounted
+    assert run(folder, "issue", "decode", "decode-3", "--to", str(elsewhere)).startswith(
+        f"{elsewhere} "
+    )
+    credentials = Credentials(elsewhere)
+    assert credentials.identity.dns_name == "decode-3.decode.here.baton"
+    assert credentials.revokes("router-0.router.here.baton")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(DeployError, match="choose another name"):
+        run(folder, "issue", "router", "router-0", "--to", str(elsewhere))
+
+
 def test_a_revoked_name_stays_revoked_and_every_process_hears_of_it(folder: Path) -> None:
     for name in ("router-0", "router-1"):
         run(folder, "issue", "router", name)

@@ -1,7 +1,9 @@
 """Credentials from files, over real TLS."""
 
 import asyncio
+import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,6 +167,39 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, spoil: object, name
     with pytest.raises(ConfigError, match=named) as refused:
         Credentials(folder)
     assert str(folder) in str(refused.value)
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of root and other users")
+@pytest.mark.parametrize(
+    ("owner", "mode", "read"),
+    [(0, 0o440, True), (0, 0o640, True), (0, 0o444, False), (0, 0o460, False),
+     (NOBODY, 0o440, False), (NOBODY, 0o400, True)],
+)  # fmt: skip
+def test_a_key_of_root_may_be_read_by_the_group_of_the_process(
+    owner: int, mode: int, read: bool
+) -> None:
+    """Kubernetes mounts a pod's secrets so. Any other key is its owner's alone."""
+    with tempfile.TemporaryDirectory() as parent:
+        Path(parent).chmod(0o755)
+        folder = own_folder(Path(parent))
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, owner, NOBODY)
+            path.chmod(mode if path.name == KEY else 0o755)
+        group = os.getegid()
+        try:
+            os.setegid(NOBODY)
+            os.seteuid(NOBODY)
+            if read:
+                assert Credentials(folder).identity == RANK
+            else:
+                with pytest.raises(ConfigError, match=f"mode {mode:o}.*chmod 600"):
+                    Credentials(folder)
+        finally:
+            os.seteuid(0)
+            os.setegid(group)
 
 
 def test_no_text_about_credentials_shows_the_key(tmp_path: Path) -> None:
