@@ -4,51 +4,45 @@ import asyncio
 import zlib
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from baton.api.access.browser_guard import has_body
 from baton.api.errors import invalid
-from baton.api.replies import error_response
+from baton.api.replies import ErrorReply, error_response
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
 GZIP = {"gzip", "x-gzip"}
+_OF_BYTES = {b"content-encoding", b"content-length"}
 PART_BYTES = 1 << 16
 """The most bytes that come out at once."""
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS  # a gzip header and trailer, no other
 
 
-class DecodedBodies:
-    """An ASGI application that hands on gzip bodies decoded, and answers 415 to other codings.
+def decoded(
+    scope: Scope, headers: Headers, receive: Receive, max_bytes: int
+) -> Receive | ErrorReply:
+    """Return a `receive` that decodes a gzip body, or the reply to one of another coding: 415.
 
     What comes out is bounded by whoever reads the body: it is made as it is read. What goes in has
-    the same bound here.
+    the same bound here. A scope whose body is decoded loses the headers that describe its bytes.
     """
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        coding = _listed(headers, "content-encoding") if has_body(headers) else ""
-        transfer = _listed(headers, "transfer-encoding")
-        if transfer not in ("", "chunked"):
-            error = _unknown("transfer-encoding", transfer, "chunked")
-            reply = error_response(error, scope["path"])
-            reply.status_code = 501
-            await reply(scope, receive, send)
-        elif coding in GZIP:
-            body = _GzipBody(receive, self._max_bytes)
-            await self._app(_without_coding(scope), body.receive, send)
-        elif coding in ("", "identity"):
-            await self._app(scope, receive, send)
-        else:
-            error = _unknown("content-encoding", coding, "gzip")
-            reply = error_response(error, scope["path"])
-            reply.status_code = 415
-            reply.headers["accept-encoding"] = "gzip"
-            await reply(scope, receive, send)
+    transfer = _listed(headers, "transfer-encoding")
+    if transfer not in ("", "chunked"):
+        reply = error_response(_unknown("transfer-encoding", transfer, "chunked"), scope["path"])
+        reply.status_code = 501
+        return reply
+    coding = _listed(headers, "content-encoding")
+    if coding in ("", "identity") or not has_body(headers):
+        return receive
+    if coding in GZIP:
+        body = _GzipBody(receive, max_bytes)
+        scope["headers"] = [each for each in scope["headers"] if each[0] not in _OF_BYTES]
+        return body.receive
+    reply = error_response(_unknown("content-encoding", coding, "gzip"), scope["path"])
+    reply.status_code = 415
+    reply.headers["accept-encoding"] = "gzip"
+    return reply
 
 
 class _GzipBody:
@@ -103,12 +97,6 @@ class _GzipBody:
 def _listed(headers: Headers, name: str) -> str:
     """Return the codings of all headers of one name."""
     return ", ".join(headers.getlist(name)).strip().lower()
-
-
-def _without_coding(scope: Scope) -> Scope:
-    """Return the scope of a request whose body is decoded, so that its length is not known."""
-    gone = {b"content-encoding", b"content-length"}
-    return {**scope, "headers": [each for each in scope["headers"] if each[0] not in gone]}
 
 
 def _unknown(header: str, given: str, expected: str) -> ApiError:

@@ -4,16 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from baton.api.access.access import guard_routes
-from baton.api.access.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
-from baton.api.access.capacity_guard import guard_capacity
+from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.access.client_limits import MAX_BODY_BYTES
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_accounts import RATE_LIMIT_HEADERS
@@ -22,8 +20,7 @@ from baton.api.admission.defaults import PING_S
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
-from baton.api.content_coding import DecodedBodies
-from baton.api.disconnect import ClientGone
+from baton.api.dispatch import Dispatch, serve_routes
 from baton.api.fields.ignored import IGNORED_HEADER
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.openai.chat import ChatEndpoint
@@ -31,15 +28,11 @@ from baton.api.openai.chat_turn import ChatTurns
 from baton.api.openai.completions import CompletionsEndpoint
 from baton.api.plain import PlainEndpoints
 from baton.api.reference import reference_routes
-from baton.api.relative_redirects import RelativeRedirects
-from baton.api.replies import error_response
 from baton.api.request_body import BodyReader
-from baton.api.request_ids import HEADER, RequestIds, request_id_of
+from baton.api.request_ids import HEADER, RequestIds
 from baton.api.responses.endpoint import ResponsesEndpoint
 from baton.api.text_service import TextService
 from baton.api.tokens import TokenEndpoints
-from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError
 
 EXPOSED = ["retry-after", HEADER, IGNORED_HEADER, *RATE_LIMIT_HEADERS]
 """The headers of replies that pages of `--cors-origin` may read."""
@@ -102,44 +95,22 @@ def make_app(
         routes.append(_metrics_route(metrics))
     routes += more_routes
     routes += reference_routes(routes)
-    guard_capacity(routes, backend)
+    serve_routes(routes, backend)
     if keys is not None:
         guard_routes(routes, keys)
-    return Starlette(
-        routes=routes,
-        middleware=_middleware(
-            browsers or BrowserPolicy(), calls, metrics_of_clients, max_body_bytes
-        ),
-        exception_handlers={
-            ApiError: _on_api_error,
-            HTTPException: _on_http_error,
-            ClientGone: _on_client_gone,
-            ClientDisconnect: _on_client_gone,
-            Exception: _on_fault,
-        },
-    )
-
-
-def _middleware(
-    browsers: BrowserPolicy,
-    calls: CallLog | None,
-    metrics: ClientMetrics | None,
-    max_body_bytes: int,
-) -> list[Middleware]:
-    """Return what each request passes first, in order."""
-    layers = [Middleware(RequestIds, calls, metrics), Middleware(BrowserGuard, browsers)]
+    browsers = browsers or BrowserPolicy()
+    app = Starlette(routes=routes)
+    served: ASGIApp = Dispatch(app.router, max_body_bytes)
     if browsers.cors_origins:
-        layers.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=browsers.cors_origins,
-                allow_methods=["GET", "POST", "PUT"],
-                allow_headers=["*"],
-                expose_headers=EXPOSED,
-            )
+        served = CORSMiddleware(
+            served,
+            allow_origins=browsers.cors_origins,
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
         )
-    layers += [Middleware(JsonBodies), Middleware(DecodedBodies, max_body_bytes)]
-    return [*layers, Middleware(RelativeRedirects)]
+    app.middleware_stack = RequestIds(served, calls, metrics_of_clients, browsers.refusal)
+    return app
 
 
 def _metrics_route(metrics: Callable[[], MetricsPage]) -> Route:
@@ -148,35 +119,3 @@ def _metrics_route(metrics: Callable[[], MetricsPage]) -> Route:
         return Response(made.body, media_type=made.content_type)
 
     return Route("/metrics", page, methods=["GET"])
-
-
-async def _on_api_error(request: Request, err: Exception) -> Response:
-    assert isinstance(err, ApiError)
-    return error_response(err, request.url.path)
-
-
-async def _on_http_error(request: Request, err: Exception) -> Response:
-    """Answer a request for an unknown path or method."""
-    assert isinstance(err, HTTPException)
-    message = f"{request.method} {request.url.path}: {err.detail}"
-    code = ErrorCode.NOT_FOUND if err.status_code == 404 else ErrorCode.INVALID_REQUEST
-    response = error_response(ApiError(code, message), request.url.path)
-    response.status_code = err.status_code
-    response.headers.update(err.headers or {})
-    return response
-
-
-async def _on_client_gone(_: Request, __: Exception) -> Response:
-    """Return a status for the access log. The client reads nothing."""
-    return error_response(ApiError(ErrorCode.CANCELLED, "the client closed its connection"))
-
-
-async def _on_fault(request: Request, _: Exception) -> Response:
-    """Answer after a bug. Starlette raises the error again for the log; the client sees no
-    internals.
-    """
-    fault = ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more")
-    response = error_response(fault, request.url.path)
-    # Starlette sends this one past all middleware.
-    response.headers[HEADER] = request_id_of(request.scope)
-    return response

@@ -1,9 +1,9 @@
 """The header `X-Request-Id`: a client's own name for its request, which every reply repeats."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.access.client_metrics import ClientMetrics
@@ -17,73 +17,87 @@ from baton.core.errors import ApiError
 
 HEADER = "x-request-id"
 _VALID = re.compile(r"[!-~]{1,128}")
-_ID = "baton.request_id"
-"""The place of an ASGI scope for its request's id."""
+_HEADER, _IGNORED = HEADER.encode(), IGNORED_HEADER.encode()
+_REPLIED = "baton.replied"
+"""The place of an ASGI scope that is taken once its reply has begun."""
+_FAULT = ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more")
 MAX_PATH_CHARS = 128
 """The most characters of a path in the log."""
 
 
 class RequestIds:
     """An ASGI application that gives each request an id, which its reply has in the header, beside
-    the names of what was left out of it.
+    the names of what was left out of it. A fault behind it is answered with 500.
 
     The id is the client's, or 32 hex digits. A client's id that is not 1 to 128 visible ASCII
     characters is answered with 400: it would stand in logs.
     """
 
     def __init__(
-        self, app: ASGIApp, calls: CallLog | None = None, metrics: ClientMetrics | None = None
+        self,
+        app: ASGIApp,
+        calls: CallLog | None = None,
+        metrics: ClientMetrics | None = None,
+        refusal: Callable[[Headers], ApiError | None] = lambda _: None,
     ) -> None:
         """calls: where each request is logged; None: nowhere. metrics: where what is left out of
-        requests is counted."""
+        requests is counted. refusal: returns the error for a request that goes no further."""
         self._app = app
         self._calls = calls
         self._metrics = metrics
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER)
+        headers = Headers(scope=scope)
+        given = headers.get(HEADER)
         wrong = given is not None and not _VALID.fullmatch(given)
         found = new_request_id() if given is None or wrong else given
-        scope[_ID] = found
         record = None
         if self._calls is not None:
             call = f"{scope['method']} {scope['path'][:MAX_PATH_CHARS]}"
-            record = self._calls.begin(found, call, Headers(scope=scope))
+            record = self._calls.begin(found, call, headers)
             keep_record(scope, record)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                scope[_REPLIED] = True
                 if record is not None and not record.cut_off:
                     record.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers[HEADER] = found
-                if scope["path"].startswith(ANTHROPIC_PATH):
-                    headers["request-id"] = found  # where Anthropic's clients look for it
-                if names := ignored_in(scope):
-                    headers[IGNORED_HEADER] = ignored_value(names)
-                    if self._metrics is not None:
-                        self._metrics.ignored(names)
+                message["headers"] = [*message["headers"], *self._added(scope, found)]
             await send(message)
 
-        app = error_response(_invalid(given or ""), scope["path"]) if wrong else self._app
+        error = _invalid(given or "") if wrong else self._refusal(headers)
+        app = self._app if error is None else error_response(error, scope["path"])
         try:
             await app(scope, receive, send_with_id)
-        except Exception as error:
+        except Exception as fault:
             if record is not None and not record.cut_off:
-                record.status, record.reason = 500, type(error).__name__
-            raise
+                record.status, record.reason = 500, type(fault).__name__
+            if not has_reply(scope):
+                await error_response(_FAULT, scope["path"])(scope, receive, send_with_id)
+            raise  # for the server's log: the client sees no internals
         finally:
             if record is not None and self._calls is not None:
                 self._calls.end(record, quiet=scope["path"] in QUIET)
 
+    def _added(self, scope: Scope, request_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the headers that a reply has besides its own."""
+        given = request_id.encode()
+        yield _HEADER, given
+        if scope["path"].startswith(ANTHROPIC_PATH):
+            yield b"request-id", given  # where Anthropic's clients look for it
+        if names := ignored_in(scope):
+            yield _IGNORED, ignored_value(names).encode()
+            if self._metrics is not None:
+                self._metrics.ignored(names)
 
-def request_id_of(scope: Scope) -> str:
-    """Return the id that `RequestIds` gave the request."""
-    found: str = scope.get(_ID) or new_request_id()
-    return found
+
+def has_reply(scope: Scope) -> bool:
+    """Return True once the reply of a request behind `RequestIds` has begun."""
+    return _REPLIED in scope
 
 
 def id_in_headers(headers: Sequence[tuple[bytes, bytes]] | None) -> str:

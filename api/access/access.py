@@ -96,7 +96,7 @@ def guard_routes(routes: Iterable[BaseRoute], keys: KeyGate) -> None:
 
 
 class _KeyGuard:
-    """An ASGI application that raises `ApiError` for requests without a key of one of `scopes`.
+    """An ASGI application that refuses requests without a key of one of `scopes`.
 
     It counts requests of scope infer. Their replies say what the key may still use.
     """
@@ -107,7 +107,11 @@ class _KeyGuard:
         self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = self._key(scope)
+        try:
+            key = self._key(scope)
+        except ApiError as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
         scope[_OWNER] = key.name
         if (record := record_in(scope)) is not None:
             record.key = key.name

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from baton.api.replies import error_response
+from baton.api.replies import ErrorReply, error_response
 from baton.core.address import is_loopback
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -79,37 +79,17 @@ class BrowserPolicy:
         return authority.lower().removesuffix(port) in own
 
 
-class BrowserGuard:
-    """An ASGI application that answers 403 to requests that `policy` forbids."""
-
-    def __init__(self, app: ASGIApp, policy: BrowserPolicy) -> None:
-        self._app = app
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._policy.refusal(Headers(scope=scope)) if scope["type"] == "http" else None
-        reply = self._app if error is None else error_response(error, scope["path"])
-        await reply(scope, receive, send)
-
-
-class JsonBodies:
-    """An ASGI application that answers 415 to a body of another content type than JSON.
-
-    An empty body needs no type.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply: ASGIApp = self._app
-        if scope["type"] == "http" and scope["method"] not in _BODYLESS:
-            headers = Headers(scope=scope)
-            given = headers.get("content-type", "")
-            if has_body(headers) and given.partition(";")[0].strip().lower() != JSON:
-                reply = error_response(_not_json(given), scope["path"])
-                reply.status_code = 415
-        await reply(scope, receive, send)
+def not_json(scope: Scope, headers: Headers) -> ErrorReply | None:
+    """Return the reply 415 to a body of another content type than JSON, or None. An empty body
+    needs no type."""
+    if scope["method"] in _BODYLESS or not has_body(headers):
+        return None
+    given = headers.get("content-type", "")
+    if given == JSON or given.partition(";")[0].strip().lower() == JSON:
+        return None
+    reply = error_response(_not_json(given), scope["path"])
+    reply.status_code = 415
+    return reply
 
 
 def _without_port(host: str) -> str:

@@ -10,10 +10,11 @@ import httpx
 import pytest
 from api.conftest import MAX_BODY
 from fake_backend import Connect, FakeBackend
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.api import content_coding
-from baton.api.content_coding import DecodedBodies
+from baton.api.replies import ErrorReply
 from baton.core.errors import ApiError
 
 BODY = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
@@ -122,7 +123,9 @@ async def decoded(parts: list[bytes], most: int = 1 << 30) -> list[bytes]:
 
     headers = [(b"content-encoding", b"gzip"), (b"transfer-encoding", b"chunked")]
     scope = {"type": "http", "path": "/x", "headers": headers}
-    await DecodedBodies(app, most)(scope, receiver(parts), send)
+    receive = content_coding.decoded(scope, Headers(scope=scope), receiver(parts), most)
+    assert not isinstance(receive, ErrorReply)
+    await app(scope, receive, send)
     return found
 
 
