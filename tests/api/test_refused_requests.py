@@ -25,7 +25,7 @@ OPEN = {"authorization": f"Bearer {INFER}"}
 
 @dataclass
 class Reply:
-    """What an application sent, and whether it read the body."""
+    """It keeps what an application sent, and whether that read the body."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
