@@ -100,6 +100,9 @@ class WarmUp:
                 verified = self._decoding(sampling, drafts=window - 1)
                 yield self._batch([verified], [])
                 yield self._batch([verified] * self.running, [beside])
+                guessing = self._guessing(sampling, window - 1)
+                yield self._batch([guessing], [])
+                yield self._batch([guessing] * self.running, [beside])
 
     def _batch(self, decoding: Sequence[Row], prompts: Sequence[Row]) -> Batch:
         """Return the batch of these rows, which brings them the tokens that they begin with."""
@@ -135,6 +138,13 @@ class WarmUp:
             draft_draws=(draw,) * drafts,
             draft_sources=(DraftSource.NGRAM,) * drafts,
         )
+
+    def _guessing(self, sampling: SamplingParams, guesses: int) -> Row:
+        """Return a row that computes one token behind the first, and drafts that the device
+        guesses."""
+        row = self._decoding(sampling, guesses)
+        none = row._replace(drafts=(), draft_draws=(), draft_sources=())
+        return none._replace(guesses=len(row.drafts), room=row.end)
 
     def _row(self, start: int, end: int, sampling: SamplingParams) -> Row:
         return Row(

@@ -31,9 +31,18 @@ def window_sizes(most: int, tokens: int) -> tuple[int, ...]:
     return batch_sizes(most // tokens) if most >= tokens else ()
 
 
-def kept_bytes(most: int, vocab_size: int, windows: Sequence[int] = ()) -> int:
+def draft_sizes(most: int) -> tuple[int, ...]:
+    """Return the numbers of rows of the captured depths of drafts: of as many requests as the
+    smallest captured window has. Of more, neither is captured."""
+    return window_sizes(most, 2)
+
+
+def kept_bytes(
+    most: int, vocab_size: int, windows: Sequence[int] = (), *, drafts: bool = False
+) -> int:
     """Return the bytes of all captured steps' inputs and logits, which stay from one replay to the
-    next. windows: tokens of a request that steps verify, other than 1."""
-    rows = sum(batch_sizes(most))
+    next. windows: tokens of a request that steps verify, other than 1. drafts: those of a model's
+    own layer are captured."""
+    rows = sum(batch_sizes(most)) + (sum(draft_sizes(most)) if drafts else 0)
     rows += sum(tokens * sum(window_sizes(most, tokens)) for tokens in windows)
     return rows * (8 * _FIELDS + 4 * vocab_size)

@@ -3,6 +3,7 @@
 A captured step runs on fixed memory: a batch is copied in, and rows that it lacks are padding rows,
 which use slot 0 and page 0. So a few sizes serve every batch, and a replay is a copy and a launch.
 Steps that verify several tokens a request are captured by those tokens too, and so is their commit.
+Drafts by multi-token prediction are captured by their rows, one depth each.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from baton.engine.layout.batch_sizes import window_sizes
+from baton.engine.layout.batch_sizes import draft_sizes, window_sizes
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.replay.static_draft import StaticDraft
 from baton.engine.replay.static_step import StaticStep
 from baton.engine.settings.config import ModelConfig
 from baton.engine.step.draft_batch import DraftBatch, DraftResult
@@ -91,6 +93,21 @@ class _CapturedCommit:
         self.replay()
 
 
+@dataclass(frozen=True)
+class _CapturedDraft:
+    """One depth of drafts. It leaves the hidden states where the next depth reads them."""
+
+    inputs: StaticDraft
+    replay: Callable[[], None]
+    logits: Tensor
+
+    def run(self, batch: DraftBatch) -> DraftResult:
+        self.inputs.refresh(batch)
+        self.replay()
+        rows = batch.token_ids.shape[0]
+        return DraftResult(self.logits[:rows], self.inputs.batch.hidden[:rows])
+
+
 class _Memory(NamedTuple):
     """The memory that captured steps read and write where it lies."""
 
@@ -100,9 +117,10 @@ class _Memory(NamedTuple):
 
 
 class GraphedModel:
-    """A `Model` whose steps of decode rows alone are replayed; any other runs as it is.
+    """A `Model` whose steps of decode rows alone are replayed, and drafts; any other step runs as
+    it is.
 
-    The logits of a replayed step are overwritten by the next.
+    The logits of a replayed step are overwritten by the next, and so is what a draft gives.
     """
 
     def __init__(self, model: Model, max_rows: int, capture: Capture) -> None:
@@ -112,6 +130,7 @@ class GraphedModel:
         # By requests, and tokens of each; 0: a step that verifies nothing.
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._commits: dict[tuple[int, int], _CapturedCommit] = {}
+        self._drafts: dict[int, _CapturedDraft] = {}  # by rows
         self._memory: _Memory | None = None
         self._kept: tuple[Tensor, ...] | None = None
 
@@ -146,7 +165,8 @@ class GraphedModel:
     ) -> None:
         """Capture every size, the largest first: the others find its memory free.
 
-        windows: of each number of tokens that steps verify, with their commits.
+        windows: of each number of tokens that steps verify, with their commits. A model with an
+        MTP layer drafts for them.
         """
         memory = _Memory(states, pages, block_tables)
         for window in (None, *windows):
@@ -154,6 +174,11 @@ class GraphedModel:
                 found = self._at(size, window, memory)
                 if window is not None:
                     self._commit_at(size, window, found.inputs.batch, states)
+        if windows and self.config.mtp:
+            none = torch.zeros(1, dtype=torch.int64, device=block_tables.device)
+            hidden = self.hidden_before(states, none)
+            for size in reversed(draft_sizes(self._max_rows)):
+                self._draft_at(size, hidden, memory)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step; see `baton.engine.step.model.Model`."""
@@ -170,7 +195,12 @@ class GraphedModel:
 
     def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
         """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
-        return self._model.draft(batch, states, pages)
+        rows = batch.token_ids.shape[0]
+        size = next((size for size in draft_sizes(self._max_rows) if size >= rows), None)
+        if size is None:
+            return self._model.draft(batch, states, pages)
+        memory = _Memory(states, pages, batch.block_tables)
+        return self._draft_at(size, batch.hidden, memory).run(batch)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
@@ -195,11 +225,15 @@ class GraphedModel:
         kept = None if batch.window is None else batch.window.kept
         return self._memory is not None and self._memory.states is states and self._kept is kept
 
-    def _at(self, size: int, window: Window | None, memory: _Memory) -> _Captured:
+    def _use(self, memory: _Memory) -> None:
+        """Drop what was captured on other memory."""
         if self._memory is None or not all(map(is_, self._memory, memory)):
-            self._captured.clear()
-            self._commits.clear()
+            for held in (self._captured, self._commits, self._drafts):
+                held.clear()
             self._memory, self._kept = memory, None
+
+    def _at(self, size: int, window: Window | None, memory: _Memory) -> _Captured:
+        self._use(memory)
         if window is not None and self._kept is not window.kept:
             for held in (self._captured, self._commits):
                 for key in [key for key in held if key[1]]:
@@ -234,3 +268,18 @@ class GraphedModel:
             replay, _ = self._capture(commit)
             self._commits[key] = _CapturedCommit(fields, has_initial, replay)
         return self._commits[key]
+
+    def _draft_at(self, size: int, hidden: Tensor, memory: _Memory) -> _CapturedDraft:
+        """hidden: as of `StaticDraft.of`"""
+        self._use(memory)
+        if size not in self._drafts:
+            inputs = StaticDraft.of(size, memory.block_tables, hidden)
+
+            def draft() -> Tensor:
+                found = self._model.draft(inputs.batch, memory.states, memory.pages)
+                inputs.batch.hidden.copy_(found.hidden)
+                return found.logits
+
+            replay, logits = self._capture(draft)
+            self._drafts[size] = _CapturedDraft(inputs, replay, logits)
+        return self._drafts[size]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.replay.static_draft import StaticDraft
 from baton.engine.replay.static_step import StaticStep
 from baton.engine.settings.config import ModelConfig
 from baton.engine.step.draft_batch import DraftBatch, DraftResult
@@ -69,11 +70,32 @@ class _RecordedCommit:
         self.recording.run()
 
 
-class ReplayedModel:
-    """A `Model` on native kernels. A step of decode rows alone is replayed, any other runs as it
-    is; so do all steps of a model that does something that cannot be recorded.
+@dataclass(frozen=True)
+class _RecordedDraft:
+    """One depth of drafts of fixed shape on fixed memory."""
 
-    The logits of a replayed step are overwritten by the next.
+    inputs: StaticDraft
+    result: DraftResult
+    recording: Recording
+    states: StatePool
+    pages: PagePool
+
+    def is_on(self, states: StatePool, pages: PagePool, batch: DraftBatch) -> bool:
+        """Return true if the recording reads and writes this memory."""
+        memory = self.states, self.pages, self.inputs.batch.block_tables
+        return all(map(is_, memory, (states, pages, batch.block_tables)))
+
+    def run(self, batch: DraftBatch) -> DraftResult:
+        self.inputs.refresh(batch)
+        self.recording.run()
+        return self.result
+
+
+class ReplayedModel:
+    """A `Model` on native kernels. A step of decode rows alone is replayed, and so are drafts; any
+    other step runs as it is, as do all of a model that does something that cannot be recorded.
+
+    The logits of a replayed step are overwritten by the next, and so is what a draft gives.
     """
 
     def __init__(self, model: Model, native: Native) -> None:
@@ -82,6 +104,7 @@ class ReplayedModel:
         # By rows, requests, and whether these verify their tokens.
         self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
         self._commits: OrderedDict[tuple[int, int], _RecordedCommit] = OrderedDict()
+        self._drafts: OrderedDict[int, _RecordedDraft] = OrderedDict()  # by rows
         self._recordable = True
 
     @property
@@ -119,7 +142,16 @@ class ReplayedModel:
 
     def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
         """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
-        return self._model.draft(batch, states, pages)
+        if not self._recordable:
+            return self._model.draft(batch, states, pages)
+        rows = batch.token_ids.shape[0]
+        found = self._drafts.pop(rows, None)
+        if found is None or not found.is_on(states, pages, batch):
+            found = self._record_draft(batch, states, pages)
+        self._drafts[rows] = found
+        if len(self._drafts) > _KEPT:
+            self._drafts.popitem(last=False)
+        return found.run(batch)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
@@ -163,6 +195,14 @@ class ReplayedModel:
         commit = partial(self._model.commit, batch, states, accepted)
         recording, _ = self._native.record(commit)
         return _RecordedCommit(fields, recording, batch, states)
+
+    def _record_draft(
+        self, batch: DraftBatch, states: StatePool, pages: PagePool
+    ) -> _RecordedDraft:
+        inputs = StaticDraft.of(batch.token_ids.shape[0], batch.block_tables, batch.hidden)
+        draft = partial(self._model.draft, inputs.batch, states, pages)
+        recording, result = self._native.record(draft)
+        return _RecordedDraft(inputs, result, recording, states, pages)
 
     def _record(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded:
         rows, tables = batch.rows, batch.block_tables

@@ -7,7 +7,7 @@ and NVIDIA report. The log compares the plan with what is used, once an engine h
 
 from dataclasses import dataclass
 
-from baton.engine.layout.batch_sizes import batch_sizes, window_sizes
+from baton.engine.layout.batch_sizes import batch_sizes, draft_sizes, window_sizes
 from baton.engine.settings.choices import windows_up_to
 
 _MIB = 1 << 20
@@ -31,7 +31,7 @@ class DeviceOverhead:
     """Estimates of the bytes on a GPU that no tensor of ours takes, by what takes them.
 
     running: requests that decode at once. layers: of the model. window: tokens that a step verifies
-    of a request. ranks: of the replica.
+    of a request. ranks: of the replica. drafts: the model's own layer drafts for windows.
     """
 
     running: int
@@ -39,6 +39,7 @@ class DeviceOverhead:
     window: int
     ranks: int
     captures: bool = True  # decode steps are captured as graphs
+    drafts: bool = False
 
     @property
     def total(self) -> int:
@@ -58,12 +59,16 @@ class DeviceOverhead:
 
     @property
     def executables(self) -> int:
-        """Bytes of executable graphs. A step that verifies tokens has a second, its commit."""
+        """Bytes of executable graphs. A step that verifies tokens has a second, its commit; one
+        depth of drafts runs one layer."""
         if not self.captures:
             return 0
         graphs = len(batch_sizes(self.running))
         graphs += sum(2 * len(window_sizes(self.running, w)) for w in windows_up_to(self.window))
-        return graphs * self.layers * _NODES_A_LAYER * _NODE
+        layers = graphs * self.layers
+        if self.drafts and self.window > 1:
+            layers += len(draft_sizes(self.running))
+        return layers * _NODES_A_LAYER * _NODE
 
     @property
     def collectives(self) -> int:

@@ -146,9 +146,9 @@ class MemoryPlan:
         return self.config.on_gpu and self.config.memory_bytes is None
 
     def overhead(self, running: int) -> DeviceOverhead:
-        config = self.config
-        layers = len(self.model_config.layers)
-        return DeviceOverhead(running, layers, config.window, config.tp, config.graphs)
+        config, model = self.config, self.model_config
+        sizes = running, len(model.layers), config.window, config.tp
+        return DeviceOverhead(*sizes, config.graphs, drafts=model.mtp)
 
     @property
     def step(self) -> StepMemory:

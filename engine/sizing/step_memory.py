@@ -118,7 +118,8 @@ class StepMemory:
         if not (self._on_gpu and self.captures):
             return 0
         windows = windows_up_to(self.window)
-        kept = kept_bytes(self.running, self.model.vocab_size, windows)
+        drafts = self.model.mtp and bool(windows)
+        kept = kept_bytes(self.running, self.model.vocab_size, windows, drafts=drafts)
         return kept + _FLOAT32 * self.running * self._widest
 
     @property

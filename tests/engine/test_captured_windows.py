@@ -108,4 +108,5 @@ def test_captured_windows_have_no_more_rows_than_plain_steps() -> None:
             assert window_sizes(most, tokens) is sizes, "computed anew in each step"
             assert all(size * tokens <= most for size in sizes)
             assert (sizes == ()) == (most < tokens)
+    assert kept_bytes(8, 100, (2,), drafts=True) > kept_bytes(8, 100, (2,))
     assert kept_bytes(8, 100, (2, 4)) > kept_bytes(8, 100, (2,)) > kept_bytes(8, 100)

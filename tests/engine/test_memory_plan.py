@@ -327,6 +327,9 @@ def test_libraries_take_more_for_more_ranks_sizes_and_windows() -> None:
     least = DeviceOverhead(running=16, layers=40, window=1, ranks=1)
     assert replace(least, running=256).executables > least.executables > 0
     assert replace(least, window=4).executables > least.executables
+    window = replace(least, window=4)
+    assert replace(window, drafts=True).executables > window.executables
+    assert replace(least, drafts=True).executables == least.executables
     assert replace(least, layers=80).executables == 2 * least.executables
     assert replace(least, captures=False).executables == 0
     assert replace(least, ranks=2).total - least.total > 900 * MIB

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from engine.engines import assert_clean, greedy, run, tokens_of
 from guards import HostUploads, NoHostReads
+from mtp_models import MtpCheckpoints
+from oracle.mtp import MTP_SPECS
 from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
 
@@ -105,12 +107,24 @@ def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
 def test_steps_that_guess_and_verify_drafts_read_nothing_on_the_host_either(
     oracle: Oracle, name: str, seeded: random.Random
 ) -> None:
+    folder, vocab = oracle.checkpoint(name), SPECS[name].config["vocab_size"]
+    drafts_read_nothing(folder, vocab, seeded, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next_moe", "nemotron_moe", "deepseek3_grouped"])
+def test_drafts_of_the_models_own_layer_read_nothing_on_the_host(
+    mtp_checkpoints: MtpCheckpoints, name: str, seeded: random.Random
+) -> None:
+    folder, vocab = mtp_checkpoints.folder(name), MTP_SPECS[name].spec.config["vocab_size"]
+    algorithm = SpeculativeAlgorithm.MTP
+    drafts_read_nothing(folder, vocab, seeded, mtp=True, speculative_algorithm=algorithm)
+
+
+def drafts_read_nothing(folder: Path, vocab: int, rng: random.Random, **options: object) -> None:
     guard = CountedGuard()
     stream = ThreadStream(guard.around, preparing=guard.preparing)
-    ngram = SpeculativeAlgorithm.NGRAM
-    folder = oracle.checkpoint(name)
-    engine = make(folder, KernelChoice.TORCH, stream, speculative_algorithm=ngram)
-    talk(engine, seeded, SPECS[name].config["vocab_size"])
+    engine = make(folder, KernelChoice.TORCH, stream, **options)
+    talk(engine, rng, vocab)
     engine.close()
     counters = engine.counters
     assert guard.steps == counters.steps > 40

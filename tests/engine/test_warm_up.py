@@ -5,6 +5,7 @@ import logging
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from baton.engine.assembly.loader import build_model
 from baton.engine.engine import Engine
 from baton.engine.forward.warm_up import WarmUp
 from baton.engine.loading.weights import DummyWeights
+from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import read_config
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.engine.step.batch import Batch
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.stream.forward_stream import InlineStream
 from baton.kernels.torch_kernels import TorchKernels
 
@@ -56,7 +59,7 @@ def make(folder: Path, kernels: TorchKernels, **more: object) -> Engine:
         mamba_track_interval=32,
         **more,  # type: ignore[arg-type]
     )
-    config = read_config(options.model, options.dtype, options.ssm_dtype)
+    config = read_config(options.model, options.dtype, options.ssm_dtype, mtp=options.mtp)
     model = build_model(config, DummyWeights(), torch.device("cpu"), kernels=kernels)
     return Engine(options, model, None, InlineStream())
 
@@ -78,6 +81,27 @@ def test_an_engine_answers_after_its_warm_up_as_without_one(
     assert warm.generate(PROMPTS, SAMPLING) == cold.generate(PROMPTS, SAMPLING)
     for engine in (cold, warm):
         assert_clean(engine)
+
+
+def test_drafts_of_the_models_own_layer_are_computed_too(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    draft = Decoder.draft
+
+    def noted(self: Decoder, batch: DraftBatch, *pools: Any) -> DraftResult:
+        rows.append(batch.token_ids.shape[0])
+        return draft(self, batch, *pools)
+
+    monkeypatch.setattr(Decoder, "draft", noted)
+    folder, mtp = oracle.checkpoint("qwen3_next_moe"), SpeculativeAlgorithm.MTP
+    engine = make(folder, Compiling(), mtp=True, speculative_algorithm=mtp)
+    assert set(rows) == {1, 6}
+    assert engine.pages.storage[0].any() and not engine.pages.storage[1:].any()
+    plain = make(folder, TorchKernels())
+    for sampling in SAMPLING:
+        expected, found = (each.generate(PROMPTS[:2], sampling) for each in (plain, engine))
+        assert [o.token_ids for o in found] == [o.token_ids for o in expected]
 
 
 def test_what_is_compiled_after_the_start_is_counted(
@@ -137,3 +161,5 @@ def test_steps_of_drafts_have_each_window_and_all_rows() -> None:
     batches = [batch for batch in warm_up(window=8).batches() if batch.window > 1]
     assert {batch.window for batch in batches} == {2, 4, 8}
     assert {batch.decode_rows for batch in batches if batch.prompts} == {16}
+    guesses = {(batch.window, row.guesses) for batch in batches for row in batch.decoding}
+    assert guesses == {(window, n) for window in (2, 4, 8) for n in (0, window - 1)}

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 import torch
 from engine.engines import greedy
 from gpu_double import Traffic, gpu_double
+from mtp_models import MtpCheckpoints
 from on_gpu import GPU
 from oracle.specs import SPECS
 from reached_lines import ReachedLines
@@ -19,10 +20,12 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import ConfigError
 from baton.engine.assembly import loader
 from baton.engine.engine import Engine
+from baton.engine.layout.batch_sizes import draft_sizes
 from baton.engine.layout.device import use_device
 from baton.engine.models.decoder import Decoder
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.torch_kernels import TORCH, TorchKernels
 from baton.kernels.triton import triton_kernels
@@ -96,9 +99,11 @@ NOT_REACHED = {
 """Functions of workers with a statement that names CUDA and that the double does not reach: why."""
 
 
-async def answered(folder: Path, algorithm: SpeculativeAlgorithm, gpu: Traffic) -> list[int]:
+async def answered(
+    folder: Path, algorithm: SpeculativeAlgorithm, gpu: Traffic, *, mtp: bool = False
+) -> list[int]:
     """Start a prefill and a decode worker on the double, ask one request, and stop them."""
-    options = replace(OPTIONS, model=folder, device="cuda")
+    options = replace(OPTIONS, model=folder, device="cuda", mtp=mtp)
     answering = replace(options, tickets=4, speculative_algorithm=algorithm)
     prefill = prefill_worker(loaded=Engine.load(options), model=Ungated())
     decode = decode_worker(loaded=Engine.load(answering), model=Ungated())
@@ -130,6 +135,31 @@ async def test_one_request_from_start_to_shutdown(tmp_path: Path, gpu: Traffic) 
         assert set(gpu.reads) == {"MainThread: synchronize"} and len(gpu.reads) <= 2 * SEGMENTS
     assert {"MainThread", "engine", "marks_0", "transfers", "aside_0"} <= gpu.threads
     assert lines.left == NOT_REACHED.keys()
+
+
+async def test_drafts_of_the_models_own_layer_are_captured_and_read_nothing(
+    mtp_checkpoints: MtpCheckpoints, gpu: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = mtp_checkpoints.folder("qwen3_next_moe")
+    cpu = Engine.load(replace(OPTIONS, model=folder, kernels=KernelChoice.TORCH))
+    (expected,) = cpu.generate([PROMPT], greedy(12))
+    cpu.close()
+    depths: list[int] = []
+    draft = Decoder.draft
+
+    def noted(self: Decoder, batch: DraftBatch, *pools: Any) -> DraftResult:
+        depths.append(batch.token_ids.shape[0])
+        return draft(self, batch, *pools)
+
+    monkeypatch.setattr(Decoder, "draft", noted)
+    tokens = await answered(folder, SpeculativeAlgorithm.MTP, gpu, mtp=True)
+    assert tokens == list(expected.token_ids)
+    sizes = draft_sizes(OPTIONS.most_running)
+    captured = depths[: 3 * len(sizes)]  # which runs each before, inside and by a replay
+    assert captured == [size for size in reversed(sizes) for _ in range(3)]
+    assert len(depths) > len(captured) and gpu.replays >= len(depths) - len(captured)
+    assert not gpu.pageable, "a copy goes through memory that is not pinned"
+    assert set(gpu.reads) == {"MainThread: synchronize"}
 
 
 async def test_a_thread_that_sets_no_device_has_none(gpu: Traffic) -> None:
