@@ -55,11 +55,16 @@ def engine_from(arguments: EngineArguments, device: str | None = None) -> Engine
         dtype=_TORCH_DTYPES[dtype_of(compute.dtype, folder)],
         ssm_dtype=_TORCH_DTYPES[compute.mamba_ssm_dtype],
         device=device_from(arguments).name if device is None else device,
-        mtp=drafts.algorithm is SpeculativeAlgorithm.MTP,
+        mtp=_runs_mtp(drafts.algorithm),
         speculative_algorithm=drafts.algorithm,
         speculative_num_draft_tokens=drafts.draft_tokens,
         **vars(arguments.engine),
     )
+
+
+def _runs_mtp(algorithm: SpeculativeAlgorithm) -> bool | None:
+    """Return whether steps run the layer of multi-token prediction; None: where there is one."""
+    return None if algorithm is SpeculativeAlgorithm.AUTO else algorithm is SpeculativeAlgorithm.MTP
 
 
 def router_from(model: Path, options: RouterOptions, client_tls: ClientTlsOptions) -> RouterConfig:

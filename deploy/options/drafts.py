@@ -23,9 +23,10 @@ class DraftOptions:
     speculative_algorithm: SpeculativeAlgorithm = option(
         SpeculativeAlgorithm.OFF, Group.DRAFTS,
         "Guess tokens and verify several in one step: ngram guesses what followed the same tokens "
-        "before; auto does where it pays, by what steps cost and how many guesses were right; mtp "
-        "(nextn, eagle) guesses by the model's own layer of multi-token prediction. Answers stay "
-        "the same.", Words(_ALGORITHMS))
+        "before; mtp (nextn, eagle) guesses by the model's own layer of multi-token prediction; "
+        "auto does either where it pays, by what steps cost and how many guesses were right: it "
+        "loads that layer if the model's files have one. Answers stay the same.",
+        Words(_ALGORITHMS))
     speculative_num_steps: int | None = option(
         None, Group.DRAFTS,
         "Guesses for a request in one step: one less than --speculative-num-draft-tokens.",

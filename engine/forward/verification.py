@@ -59,6 +59,7 @@ class WindowPlan:
 
     table_rows: of the request tables. drafts: [B, Q - 1], the host's, then padding. counts: of the
     host's drafts. guesses: drafts that the device guesses, at most; most_guesses: of any row.
+    layered: of them, those that the model's own layer guesses; most_layered: of any row.
     rooms: tokens of the sequence that may be computed. track_slots, track_depths: the snapshot
     that a row may take beside the slot that it writes, and the tokens that it stands after; 0: none
     draws: behind each place of a window but the first
@@ -69,6 +70,8 @@ class WindowPlan:
     counts: Tensor
     guesses: Tensor
     most_guesses: int
+    layered: Tensor
+    most_layered: int
     rooms: Tensor
     track_slots: Tensor
     track_depths: Tensor
@@ -84,8 +87,9 @@ def plan_window(batch: Batch, first: SamplingBatch, device: torch.device) -> Win
     count = batch.decode_rows
     table_rows = batch.columns[4, :count]
     drafts = np.zeros((count, size - 1), np.int64)
-    # counts, guesses, rooms, track slots and depths: of a plain row, it computes one token.
-    columns = np.zeros((5, count), np.int64)
+    # counts, guesses, rooms, track slots and depths, guesses of the model's own layer: of a plain
+    # row, it computes one token.
+    columns = np.zeros((6, count), np.int64)
     columns[2] = UNBOUNDED
     for place, row in enumerate(rows, plain):
         drafts[place, : len(row.drafts)] = row.drafts
@@ -93,12 +97,12 @@ def plan_window(batch: Batch, first: SamplingBatch, device: torch.device) -> Win
         slot, depth = 0, 0
         if row.verifies and row.tracked:
             slot, depth = row.tracked[0].slot, row.tracked[0].depth
-        columns[:, place] = len(row.drafts), row.guesses, row.room, slot, depth
+        columns[:, place] = len(row.drafts), row.guesses, row.room, slot, depth, row.layered
     pack = HostPack()
     pack.ints("table_rows", table_rows)
     pack.ints("drafts", drafts.ravel())
     for name, column in zip(
-        ("counts", "guesses", "rooms", "slots", "depths"), columns, strict=True
+        ("counts", "guesses", "rooms", "slots", "depths", "layered"), columns, strict=True
     ):
         pack.ints(name, column)
     packed = pack.ship(device)
@@ -114,6 +118,8 @@ def plan_window(batch: Batch, first: SamplingBatch, device: torch.device) -> Win
         packed.ints("counts"),
         packed.ints("guesses"),
         int(columns[1].max(initial=0)),
+        packed.ints("layered"),
+        int(columns[5].max(initial=0)),
         packed.ints("rooms"),
         packed.ints("slots"),
         packed.ints("depths"),
@@ -231,7 +237,12 @@ def _decoding_step(
     size = plan.drafts.shape[1] + 1
     wanted = torch.minimum(plan.guesses, plan.rooms - ends).clamp_(min=0)
     return DecodingStep(
-        wanted, forward.read_slots[:rows], forward.host.kv_lens[: rows * size : size], draw
+        wanted,
+        forward.read_slots[:rows],
+        forward.host.kv_lens[: rows * size : size],
+        draw,
+        plan.layered > 0,
+        plan.most_layered,
     )
 
 

@@ -328,6 +328,14 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (INDEX_FILE, SINGLE_FILE))
 
 
+def tensor_names(folder: Path) -> Set[str]:
+    """Return the names of the tensors in a folder that holds weights. Raises WeightsError."""
+    index = folder / INDEX_FILE
+    if index.is_file():
+        return _weight_map(index).keys()
+    return WeightFile(folder / SINGLE_FILE).entries.keys()
+
+
 def _equal(first: Tensor, second: Tensor) -> bool:
     wide = torch.promote_types(first.dtype, second.dtype)
     return torch.equal(first.to(wide), second.to(wide))
@@ -339,16 +347,21 @@ def _listed(what: str, names: list[str]) -> str:
     return f"{what} ({len(names)}): {shown}{more}"
 
 
-def _indexed_files(folder: Path, index: Path) -> dict[str, WeightFile]:
-    """Return each tensor's file, by the index."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the name of each tensor's file."""
     try:
         table = json.loads(index.read_text(encoding="utf-8"))
-        places = {str(name): str(file) for name, file in table["weight_map"].items()}
+        return {str(name): str(file) for name, file in table["weight_map"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(
             f'cannot read {index}: {error}; expected JSON with a "weight_map" of tensor names '
             "to file names"
         ) from error
+
+
+def _indexed_files(folder: Path, index: Path) -> dict[str, WeightFile]:
+    """Return each tensor's file, by the index."""
+    places = _weight_map(index)
     absent = sorted({file for file in places.values() if not (folder / file).is_file()})
     if absent:
         raise WeightsError(f"{index} names files that {folder} lacks: {', '.join(absent)}")

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.layout.layout import CacheShape, LatentShape, RecurrentShape
+from baton.engine.loading.weights import holds_weights, tensor_names
 from baton.engine.models.commit_group import commit_groups
 from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import CONFIG_FILE, Fields, read_json
@@ -166,6 +168,26 @@ def model_config(
     )
 
 
+def has_mtp(config: ModelConfig, family: Family) -> bool:
+    """Return true if `with_mtp` can run a layer of the model's files; where there are no weights
+    yet, if config.json has one.
+    """
+    tensors = family.mtp
+    if tensors is None or not config.attention or _mtp_layers(config, tensors) != 1:
+        return False
+    if not holds_weights(config.folder):
+        return True
+    # A config.json may count a layer that was left out of the files.
+    patterns = [pattern.format(len(config.layers)) for pattern in tensors.used]
+    names = tensor_names(config.folder)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def _mtp_layers(config: ModelConfig, tensors: MtpTensors) -> int:
+    fields = Fields(config.raw, str(config.folder / CONFIG_FILE))
+    return fields.integer(tensors.count, tensors.default, minimum=0)
+
+
 def with_mtp(config: ModelConfig, family: Family) -> ModelConfig:
     """Return the configuration with the layer of multi-token prediction: one more attention layer
     of a page, and in a slot the hidden state of the last token. Raises ConfigError.
@@ -176,7 +198,7 @@ def with_mtp(config: ModelConfig, family: Family) -> ModelConfig:
             f"{where}: multi-token prediction of {family.model_type} models is not supported; use "
             "speculative_algorithm ngram, or off"
         )
-    count = Fields(config.raw, where).integer(family.mtp.count, family.mtp.default, minimum=0)
+    count = _mtp_layers(config, family.mtp)
     if count != 1 or not config.attention:
         raise ConfigError(
             f"{where}: {family.mtp.count} is {count}, and multi-token prediction runs one layer; "

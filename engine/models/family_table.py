@@ -28,7 +28,7 @@ from baton.engine.models.families import (
     qwen3_next,
     zamba2,
 )
-from baton.engine.models.family import DTypes, Family, with_mtp
+from baton.engine.models.family import DTypes, Family, has_mtp, with_mtp
 from baton.engine.models.fields import Fields, read_fields
 from baton.engine.models.quantised import read_quantisation
 from baton.engine.settings.config import EngineConfig, ModelConfig
@@ -108,19 +108,20 @@ def read_config(
     dtype: torch.dtype,
     ssm_dtype: torch.dtype,
     conv_dtype: torch.dtype | None = None,
-    mtp: bool = False,
+    mtp: bool | None = False,
 ) -> ModelConfig:
     """Read the configuration in a Hugging Face model folder.
 
     dtype: of weights, activations and KV; ssm_dtype, conv_dtype: of the states in the pool. None:
     `dtype`
-    mtp: its layer of multi-token prediction is to be run. Raises ConfigError where there is none.
+    mtp: its layer of multi-token prediction is to be run; None: if the files have one. Raises
+    ConfigError where there is none.
     """
     fields = read_fields(folder)
     quantisation = read_quantisation(fields, folder)
     dtypes = DTypes(dtype, conv_dtype or dtype, ssm_dtype)
     family = family_of(fields)
     config = family.read(fields, folder, dtypes)
-    if mtp:
+    if mtp or (mtp is None and has_mtp(config, family)):
         config = with_mtp(config, family)
     return replace(config, quantisation=quantisation)

@@ -33,7 +33,7 @@ class SpeculativeAlgorithm(StrEnum):
 
     OFF = "off"  # plain decoding
     NGRAM = "ngram"  # what followed the same tokens before, in the request itself
-    AUTO = "auto"  # ngram, for the rows and steps where it pays
+    AUTO = "auto"  # ngram, or mtp if the model has the layer, for the rows and steps where it pays
     MTP = "mtp"  # what the model's own layer of multi-token prediction expects
 
 

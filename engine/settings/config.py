@@ -101,8 +101,9 @@ class EngineConfig(EngineOptions):
     staging_bytes: int = 0
     threads: int | None = None  # compute threads, of all ranks together; None: torch's
     tp: int = 1  # tensor-parallel ranks of the replica, a process each
-    # Run the model's layer of multi-token prediction in every step, as drafts by it need.
-    mtp: bool = False
+    # Run the model's layer of multi-token prediction in every step, as drafts by it need. None: if
+    # the model's files have one.
+    mtp: bool | None = False
     speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
     # Tokens that a step verifies of a request: the newest, and guesses; at least 2.
     speculative_num_draft_tokens: int = DRAFT_TOKENS

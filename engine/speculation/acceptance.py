@@ -1,6 +1,6 @@
 """Probabilities that are estimated from what happened lately."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -13,23 +13,67 @@ _MEMORY = 24.0  # trials that count: older ones fade
 class FadingShare:
     """The part of the latest trials that succeeded."""
 
-    def __init__(self, first: float, weight: float) -> None:
-        """first: the estimate without a trial, which counts as much as `weight` trials."""
-        self._first = first * weight
+    def __init__(self, first: float, weight: float, memory: float = _MEMORY) -> None:
+        """first: the estimate without a trial, which counts as much as `weight` trials. memory:
+        trials that count."""
+        self._first = first
         self._weight = weight
+        self._memory = memory
         self._succeeded = 0.0
         self._tried = 0.0
 
     def add(self, succeeded: int, tried: int) -> None:
         """Note `tried` trials, `succeeded` of which did."""
-        kept = max(0.0, 1.0 - tried / _MEMORY)
+        kept = max(0.0, 1.0 - tried / self._memory)
         self._succeeded = self._succeeded * kept + succeeded
         self._tried = self._tried * kept + tried
 
     @property
     def rate(self) -> float:
         """Probability that a trial succeeds."""
-        return (self._succeeded + self._first) / (self._tried + self._weight)
+        return self.given(self._first)
+
+    @property
+    def trust(self) -> float:
+        """The weight of trials in the estimate, 0 to 1."""
+        return self._tried / (self._tried + self._weight)
+
+    def given(self, first: float) -> float:
+        """Return the probability that a trial succeeds, with another estimate without a trial."""
+        return (self._succeeded + first * self._weight) / (self._tried + self._weight)
+
+
+class DepthShares:
+    """The part of the latest drafts of each depth that were right behind right ones: a layer of
+    multi-token prediction guesses less well the deeper it gets.
+    """
+
+    def __init__(self, depths: int, weight: float, memory: float = _MEMORY) -> None:
+        """depths: drafts of a row, at most. weight, memory: see `FadingShare`."""
+        self._shares = [FadingShare(0.0, weight, memory) for _ in range(depths)]
+
+    def add(self, drafts: int, accepted: int) -> None:
+        """Note a row's drafts, of which the first `accepted` were right. Those behind a wrong one
+        were not tried.
+        """
+        for depth, share in enumerate(self._shares[: min(drafts, accepted + 1)]):
+            share.add(depth < accepted, 1)
+
+    def given(self, first: Iterable[float]) -> list[float]:
+        """Return the probability at each depth. first: those without a trial."""
+        return [share.given(known) for share, known in zip(self._shares, first, strict=True)]
+
+    def smoothed(self, first: float) -> list[float]:
+        """Return the probability at each depth. first: at the first without a trial. A deeper one
+        is taken to be as right as the one before, as far as there were trials of any before it: so
+        windows are short at first.
+        """
+        found, untried = [], 1.0
+        for share in self._shares:
+            found.append(share.given(first))
+            untried *= 1.0 - share.trust
+            first = found[-1] * (1.0 - untried)
+        return found
 
 
 def guessed_right(token_ids: Sequence[int], newest: int, searched: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from baton.engine.request.request import Request
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.draft_choice import DraftChoice
+from baton.engine.speculation.each_rows import EachRows
 from baton.engine.speculation.mtp import MtpProposer
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
@@ -64,7 +65,9 @@ class Drafter:
         if not request.pending:
             source, proposed = self._in_texts(request, most)
         if not proposed and self._guessed(request):
-            return Drafts(guesses=most, sources=(self._device_source,) * most)
+            layered = self._choice is not None and self._choice.by_layer(request)
+            guesser = DraftSource.MTP if layered else self._device_source
+            return Drafts(guesses=most, sources=(guesser,) * most)
         if not proposed:
             proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
@@ -105,9 +108,9 @@ class Drafter:
         self, request: Request, sources: tuple[DraftSource, ...], drafts: int, accepted: int
     ) -> None:
         """Note the result of a row that was to have drafts. sources: of each; (): the device."""
-        if self._choice is not None:
-            self._choice.verified(request, drafts, accepted)
         first = sources[0] if sources else self._device_source
+        if self._choice is not None:
+            self._choice.verified(request, first, drafts, accepted)
         for text in self._texts:
             text.verified(request, first, drafts, accepted)
 
@@ -121,7 +124,8 @@ class Drafter:
             if result.committed:  # neither plain nor cut: a row of it ended, or took a snapshot
                 return
             computed = CUT
-        choice.took(batch.decode_rows, computed, result.seconds)
+        accepted = sum(len(window.drawn) for window in result.windows)
+        choice.took(batch.decode_rows, computed, result.seconds, batch.layered, accepted)
 
     def _in_texts(self, request: Request, most: int) -> tuple[DraftSource, tuple[int, ...]]:
         """Return what follows in the first text that has a request's newest tokens, and whose."""
@@ -159,17 +163,23 @@ def drafting(
         return None, None
     proposers = proposers or _proposers(config, model, states, pages)
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
-    # Where the host may look, a step without guesses is cut; see `used_window`.
-    choice = DraftChoice(config.window, model.kernels.native is not None) if auto else None
+    device, layer = proposers.device, proposers.layer
+    choice = None
+    if auto:
+        depths = 0 if layer is None else config.draft_tokens - 1
+        # Where the host may look, a step without guesses is cut; see `used_window`.
+        choice = DraftChoice(config.window, model.kernels.native is not None, depths)
     drafter = Drafter(proposers, config.draft_tokens, model.config.vocab_size, choice)
-    return drafter, proposers.device
+    return drafter, device if device is None or layer is None else EachRows(device, layer)
 
 
 def _proposers(config: EngineConfig, model: Model, states: StatePool, pages: PagePool) -> Proposers:
     texts: list[TextSource] = [PredictionSource()]
     if config.speculative_ngram_capacity:
         texts.append(SharedSource(config.speculative_ngram_capacity))
-    if config.speculative_algorithm is SpeculativeAlgorithm.MTP:
-        device = MtpProposer(model, states, pages)
-        return Proposers(NgramProposer(), device, tuple(texts), DraftSource.MTP)
-    return Proposers(NgramProposer(), DeviceNgram(model.kernels), tuple(texts))
+    layer = MtpProposer(model, states, pages) if model.config.mtp else None
+    if layer is not None and config.speculative_algorithm is SpeculativeAlgorithm.MTP:
+        return Proposers(NgramProposer(), layer, tuple(texts), DraftSource.MTP)
+    if config.speculative_algorithm is SpeculativeAlgorithm.NGRAM:
+        layer = None
+    return Proposers(NgramProposer(), DeviceNgram(model.kernels), tuple(texts), layer=layer)

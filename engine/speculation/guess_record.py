@@ -5,7 +5,7 @@ from itertools import takewhile
 from operator import eq
 
 from baton.engine.request.request import Request
-from baton.engine.speculation.acceptance import FadingShare, guessed_right
+from baton.engine.speculation.acceptance import DepthShares, FadingShare, guessed_right
 
 Ahead = Callable[[Request, int], Sequence[int]]
 """Returns at most so many tokens that follow in a text beside a request's own, or which its grammar
@@ -13,6 +13,7 @@ forces; none where there are none."""
 
 _SHORTEST_GAP, _LONGEST_GAP = 4, 64  # tokens between two looks at a row without drafts
 _WEIGHT = 0.5  # of the estimates without a trial: the first four tokens suffice to begin
+_OF_OTHERS = 4.0  # the weight of what other requests' drafts by the model's layer were
 _COMPARED = 16  # tokens, the newest ones, that a look compares with guesses
 _SEARCHED = 2048  # tokens in which n-grams are looked up for that
 
@@ -22,12 +23,18 @@ class GuessRecord:
 
     While the request verifies drafts, their results count. While it decodes plainly, its new tokens
     are compared now and then with what would have been guessed, so that guesses that have become
-    right are noticed without the cost of verifying wrong ones.
+    right are noticed without the cost of verifying wrong ones. So they are while the model's own
+    layer guesses, whose drafts are known by their results alone.
     """
 
-    def __init__(self, request: Request, ahead: Ahead) -> None:
+    def __init__(self, request: Request, ahead: Ahead, depths: int = 0) -> None:
+        """depths: drafts that the model's own layer guesses for the request, at most."""
         self.request = request
         self.drafting = False  # set by who chooses
+        self.by_layer = False  # the drafts are the layer's; set by who chooses
+        self._depths = depths
+        self.layer: DepthShares | None = None  # its drafts; None: it guesses none
+        self.forget_layer()
         self.right = FadingShare(0.5, _WEIGHT)
         self.found = FadingShare(0.0, _WEIGHT)
         self._plain_from = request.computed
@@ -40,6 +47,11 @@ class GuessRecord:
     def coverage(self) -> float:
         """Probability that the next step of the request has a guess."""
         return max(self.found.rate, 0.5) if self._text else self.found.rate
+
+    def forget_layer(self) -> None:
+        """Forget how many drafts of the model's layer were right."""
+        if self._depths:
+            self.layer = DepthShares(self._depths, _OF_OTHERS)
 
     def verified(self, drafts: int, accepted: int) -> None:
         """Note the result of a row that was to have drafts: those behind a wrong one were not
@@ -69,7 +81,7 @@ class GuessRecord:
 
     def keep_plain(self, ahead: Ahead) -> None:
         """Note that the request decodes plainly from now on: it is looked at soon."""
-        self.drafting = False
+        self.drafting = self.by_layer = False
         self._plain_from = self.request.computed
         self._begin(ahead)
 

@@ -38,12 +38,16 @@ class DecodingStep:
         kernel asks for them
     draw: draws the token behind so many guesses, 0 or more, by the rules that it is verified by,
         from logits [B, vocab] float32, which it changes: [B] int64
+    layered: [B] bool, the rows whose guesses are to be the model's own layer's
+    most_layered: guesses of such a row, at most; 0: there is none
     """
 
     wanted: Tensor
     read_slots: Tensor
     kv_lens_host: tuple[int, ...]
     draw: Callable[[Tensor, int], Tensor]
+    layered: Tensor
+    most_layered: int
 
 
 class DeviceProposer(Protocol):
@@ -96,10 +100,12 @@ class Proposers:
     device: asked for every row but those whose masks depend on their tokens. None: nobody guesses
     on the device. host: asked for all others; their rows run one step behind, because it has to see
     their newest tokens. texts: asked first, in this order. A row whose known tokens are in one of
-    them runs one step behind too. device_source: the name of `device`.
+    them runs one step behind too. device_source: the name of `device`. layer: the model's own,
+    asked in its place for the rows that are chosen for it.
     """
 
     host: Proposer
     device: DeviceProposer | None = None
     texts: tuple[TextSource, ...] = ()
     device_source: DraftSource = DraftSource.NGRAM
+    layer: DeviceProposer | None = None

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 from baton.engine.settings.choices import WINDOWS
 from baton.engine.speculation.window_gain import CUT, PLAIN
@@ -15,10 +16,19 @@ _OLD_PLAIN, _OLD = 256, 128
 # What a token more in the window is taken to cost, as a part of a plain step, until it is measured:
 # little, so that it is tried.
 _GUESSED = 0.1
+_LAYER = 0.05  # of a draft by the model's own layer beside it
+
+
+class _Key(NamedTuple):
+    """A kind of step. layered: drafts come from the model's own layer."""
+
+    rows: int
+    window: int
+    layered: bool = False
 
 
 class _Kind:
-    """The measurements of steps of one number of rows and one window."""
+    """The measurements of steps of one kind."""
 
     def __init__(self) -> None:
         self.seconds: deque[float] = deque(maxlen=_LATEST)
@@ -35,12 +45,13 @@ class StepCosts:
     """The seconds of steps without prompts."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[int, int], _Kind] = {}
+        self._kinds: dict[_Key, _Kind] = {}
         self._steps = 0
 
-    def add(self, rows: int, window: int, seconds: float) -> None:
-        """Note a step of `rows` rows of `window` tokens, or CUT."""
-        key = _about(rows), window
+    def add(self, rows: int, window: int, seconds: float, layered: bool = False) -> None:
+        """Note a step of `rows` rows of `window` tokens, or CUT. layered: the model's own layer
+        guessed drafts."""
+        key = _Key(_about(rows), window, layered)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _Kind()
@@ -53,43 +64,66 @@ class StepCosts:
 
     def knows_plain(self, rows: int) -> bool:
         """Return true if plain steps of about so many rows are measured."""
-        return self._known(_about(rows), PLAIN)
+        return self._known(_Key(_about(rows), PLAIN))
 
-    def ratio(self, rows: int, window: int) -> float:
+    def ratio(self, rows: int, window: int, layered: bool = False) -> float:
         """Return the cost of a step of `window` tokens a row, as a multiple of a plain one's: as
         measured with the nearest number of rows where both are known. Where they are not, a guess
         by what is known of other windows. Infinite where plain steps of so many rows are to be
         measured yet.
         """
-        rows = _about(rows)
-        measured = self._measured(rows, window)
+        wanted = _Key(_about(rows), window, layered)
+        measured = self._measured(wanted)
         if measured is not None:
             return measured
         if window == CUT:
             return 1.0
-        token = _GUESSED if self._known(rows, PLAIN) else math.inf  # the cost of one more
-        for other in sorted(WINDOWS[1:], key=lambda other: abs(other - window)):
-            measured = self._measured(rows, other)
-            if measured is not None:
-                token = max(measured - 1.0, 0.0) / (other - 1)
-                break
-        return 1.0 + token * (window - 1)
+        return 1.0 + self._token(wanted) * (window - 1)
 
-    def _measured(self, rows: int, window: int) -> float | None:
+    def spent(self, rows: int, window: int, seconds: float, layered: bool = False) -> float | None:
+        """Return what a step has cost, as a multiple of a plain one's; None where plain steps are
+        not known, or it was one of the first of its kind.
+
+        seconds: count until such steps are measured: later ones may be disturbed.
+        """
+        key = _Key(_about(rows), window, layered)
+        measured, plain = self._measured(key), _Key(key.rows, PLAIN)
+        if measured is not None:
+            return measured
+        kind = self._kinds.get(key)
+        if kind is None or not kind.seconds or not self._known(plain):
+            return None
+        return min(seconds / self._kinds[plain].usual, max(2.0, float(window)))
+
+    def _token(self, wanted: _Key) -> float:
+        """Return the guessed cost of a token more in the window."""
+        token = _GUESSED if self._known(_Key(wanted.rows, PLAIN)) else math.inf
+        layer = _LAYER if wanted.layered else 0.0
+        sizes = sorted(WINDOWS[1:], key=lambda size: abs(size - wanted.window))
+        for key in (wanted, wanted._replace(layered=False)):
+            for size in sizes:
+                measured = self._measured(key._replace(window=size))
+                if measured is not None:
+                    more = layer if key.layered is not wanted.layered else 0.0
+                    return max(measured - 1.0, 0.0) / (size - 1) + more
+        return token + layer
+
+    def _measured(self, wanted: _Key) -> float | None:
         known = [
-            count
-            for count, size in self._kinds
-            if size == window and self._known(count, window) and self._known(count, PLAIN)
+            key
+            for key in self._kinds
+            if key[1:] == wanted[1:] and self._known(key) and self._known(_Key(key.rows, PLAIN))
         ]
         if not known:
             return None
-        nearest = min(known, key=lambda count: abs(count - rows))
-        cost = self._kinds[nearest, window].usual / self._kinds[nearest, PLAIN].usual
+        nearest = min(known, key=lambda key: abs(key.rows - wanted.rows))
+        plain = self._kinds[_Key(nearest.rows, PLAIN)]
+        cost = self._kinds[nearest].usual / plain.usual
         return max(1.0, cost)  # less is what others on the machine have made of it
 
-    def _known(self, rows: int, window: int) -> bool:
-        kind = self._kinds.get((rows, window))
-        return kind is not None and len(kind.seconds) >= _ENOUGH and self._fresh(kind, window)
+    def _known(self, key: _Key) -> bool:
+        kind = self._kinds.get(key)
+        return kind is not None and len(kind.seconds) >= _ENOUGH and self._fresh(kind, key.window)
 
     def _fresh(self, kind: _Kind, window: int) -> bool:
         return self._steps - kind.last < (_OLD_PLAIN if window == PLAIN else _OLD)

@@ -1,7 +1,9 @@
 """The gain of windows: tokens a second with drafts, as a multiple of plain decoding's."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple, Protocol
 
 PLAIN = 1
 """The window of a step without drafts."""
@@ -13,6 +15,19 @@ Cost = Callable[[int], float]
 """Returns what a step of a window costs, as a multiple of a plain one of as many rows."""
 
 
+class DraftGain(Protocol):
+    """The tokens that a row's drafts are expected to give."""
+
+    @property
+    def found(self) -> float:
+        """The probability that there are any."""
+        ...
+
+    def tokens(self, window: int) -> float:
+        """Return the tokens that a step gives beside the newest one, on average."""
+        ...
+
+
 class Guessed(NamedTuple):
     """The guesses for one row: the probability that there are any, and that each is right if those
     before it are."""
@@ -21,8 +36,28 @@ class Guessed(NamedTuple):
     found: float
 
     def tokens(self, window: int) -> float:
-        """Return the tokens that a step gives beside the newest one, on average."""
-        return self.found * sum(self.right**place for place in range(1, window))
+        """See `DraftGain`."""
+        right = self.right
+        if right >= 1.0:
+            return self.found * (window - 1)
+        return self.found * (right - right**window) / (1.0 - right)
+
+
+class Drafted(NamedTuple):
+    """The drafts of a layer of multi-token prediction, of which there are always some: the tokens
+    that they give where a window has room for 0, 1, 2 … of them."""
+
+    gains: tuple[float, ...]
+    found: float = 1.0
+
+    @classmethod
+    def of(cls, rates: Iterable[float]) -> "Drafted":
+        """rates: the probability at each depth that the draft is right behind right ones."""
+        return cls(tuple(accumulate(accumulate(rates, mul), initial=0.0)))
+
+    def tokens(self, window: int) -> float:
+        """See `DraftGain`."""
+        return self.gains[min(window, len(self.gains)) - 1]
 
 
 class Choice(NamedTuple):
@@ -35,7 +70,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    guesses: Sequence[Guessed], rows: int, windows: Sequence[int], cost: Cost, cuts: bool
+    guesses: Sequence[DraftGain], rows: int, windows: Sequence[int], cost: Cost, cuts: bool
 ) -> Choice:
     """Return the choice that gives the most tokens a second.
 

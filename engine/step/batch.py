@@ -86,6 +86,11 @@ class Row(NamedTuple):
         return self.draft_sources[:count] or (DraftSource.NGRAM,) * count
 
     @property
+    def layered(self) -> int:
+        """Drafts that the model's own layer is to guess, at most."""
+        return self.guesses if self.draft_sources[:1] == (DraftSource.MTP,) else 0
+
+    @property
     def verifies(self) -> bool:
         """True if only the step knows where it begins or ends: it writes its request's own slot,
         and a snapshot beside it.
@@ -161,6 +166,11 @@ class Batch:
         """
         most = max((row.places for row in self.decoding), default=1)
         return next(size for size in WINDOWS if size >= most)
+
+    @cached_property
+    def layered(self) -> bool:
+        """True if the model's own layer is to guess drafts of any row."""
+        return any(row.layered for row in self.decoding)
 
     @cached_property
     def columns(self) -> Ints:

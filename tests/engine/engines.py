@@ -36,12 +36,14 @@ def make_engine(
     proposer: Proposer | None = None,
     guesser: DeviceProposer | None = None,
     texts: tuple[TextSource, ...] = (),
+    layer: DeviceProposer | None = None,
     **more: object,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
 
-    proposer, guesser, texts: guess drafts, on the host and on the device, and in other texts. more:
-    other fields of EngineConfig.
+    proposer, guesser, texts: guess drafts, on the host and on the device, and in other texts.
+    layer: guesses beside `guesser`, for the rows that `auto` chooses. more: other fields of
+    EngineConfig.
     """
     model = model or HashModel()
     config = EngineConfig(
@@ -61,7 +63,7 @@ def make_engine(
     )
     proposers = None
     if proposer is not None or guesser is not None:
-        proposers = Proposers(proposer or NgramProposer(), guesser, texts)
+        proposers = Proposers(proposer or NgramProposer(), guesser, texts, layer=layer)
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.engine.speculation.acceptance import FadingShare, guessed_right
+from baton.engine.speculation.acceptance import DepthShares, FadingShare, guessed_right
+from baton.engine.speculation.loss_limit import LossLimit
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.step_costs import StepCosts, _about
-from baton.engine.speculation.window_gain import CUT, PLAIN, Guessed, choose
+from baton.engine.speculation.window_gain import CUT, PLAIN, Drafted, Guessed, choose
 
 WINDOWS = (2, 4, 8)
 
@@ -131,3 +132,67 @@ def test_rare_guesses_pay_where_steps_without_any_are_cut() -> None:
     assert choose([rare, wrong], 2, WINDOWS, at, False).window == PLAIN
     dear = costs(1.4, 1.4, 2.3, 9.0)  # the search itself costs too much
     assert choose([rare, wrong], 2, WINDOWS, dear, True).window == PLAIN
+
+
+def test_a_layers_drafts_are_tried_deeper_when_the_first_are_right() -> None:
+    shares, others = DepthShares(3, 2.0), DepthShares(3, 4.0)
+    assert shares.smoothed(0.6) == [0.6, 0.0, 0.0]
+    for _ in range(4):
+        shares.add(1, 1)
+    first, second, third = shares.smoothed(0.6)
+    assert first > 0.85 and 0.5 < second < first and 0.3 < third < second
+    for _ in range(24):
+        shares.add(3, 2)  # the third is always wrong
+        others.add(3, 0)
+    rates = shares.smoothed(0.6)
+    assert rates == pytest.approx([1, 1, 0], abs=0.15)
+    mine = others.given(rates)
+    assert mine[0] < 0.2 and mine[1:] == pytest.approx(rates[1:])  # deeper ones were not tried
+
+
+def test_a_layers_drafts_give_what_each_depth_gives() -> None:
+    drafted = Drafted.of([0.9, 0.5, 0.1])
+    gains = [drafted.tokens(window) for window in (1, 2, 4, 8)]
+    assert gains == pytest.approx([0, 0.9, 0.9 + 0.45 + 0.045, 0.9 + 0.45 + 0.045])
+    at = costs(1.0, 1.3, 1.9, 2.4)
+    assert choose([drafted], 1, WINDOWS, at, False).window == 2
+    assert choose([Drafted.of([0.9] * 7)], 1, WINDOWS, at, False).window == 8
+
+
+def test_a_step_with_the_layer_is_taken_to_cost_no_less_than_one_without() -> None:
+    costs = StepCosts()
+    for _ in range(5):
+        costs.add(4, 1, 1.0)
+        costs.add(4, 4, 1.6)
+    assert costs.ratio(4, 2, True) > costs.ratio(4, 2) == pytest.approx(1.2)
+    assert costs.spent(4, 4, 9.0, True) is None  # none was measured
+    for _ in range(3):
+        costs.add(4, 4, 1.9, True)
+    assert costs.ratio(4, 4, True) == pytest.approx(1.6 + 3 * 0.05)
+    assert costs.spent(4, 4, 1.9, True) == pytest.approx(1.9)
+    assert costs.spent(4, 4, 99.0, True) == 4.0  # the first of them may be disturbed
+    for _ in range(2):
+        costs.add(4, 4, 1.9, True)
+    assert (costs.ratio(4, 4, True), costs.ratio(4, 4)) == (1.9, 1.6)
+    assert costs.spent(4, 4, 99.0, True) == 1.9
+    assert 1.6 < costs.ratio(4, 8, True) == pytest.approx(1 + 7 * 0.3)
+
+
+def test_what_drafts_lose_is_limited_in_all() -> None:
+    """They cost twice what they give, whenever they are allowed."""
+    limit, lost, steps = LossLimit(), 0.0, 5000
+    for _ in range(steps):
+        limit.step()
+        if limit.open:
+            limit.add(1.0, 2.0)
+            lost += 1.0
+    assert 8 < lost < 0.02 * steps
+    assert not limit.full
+    for _ in range(1000):
+        limit.step()
+    assert limit.open and limit.full and not limit.worn
+    for _ in range(99):  # what was won does not pay for later losses
+        limit.add(3.0, 1.0)
+    for _ in range(8):
+        limit.add(1.0, 2.0)
+    assert not limit.open and limit.worn

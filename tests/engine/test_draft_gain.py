@@ -57,7 +57,7 @@ class Costs:
     def __init__(self) -> None:
         self.told: list[tuple[int, int, float]] = []
 
-    def took(self, rows: int, window: int, seconds: float) -> None:
+    def took(self, rows: int, window: int, seconds: float, layered: bool, accepted: int) -> None:
         self.told.append((rows, window, seconds))
 
 
@@ -186,9 +186,9 @@ def test_looks_that_find_nothing_leave_rows_as_they_are(monkeypatch: pytest.Monk
         joined.append(request.serial)
         add(self, request, draw, end)
 
-    def noted(self: StepCosts, rows: int, window: int, seconds: float) -> None:
+    def noted(self: StepCosts, rows: int, window: int, seconds: float, layered: bool) -> None:
         timed.append(seconds)
-        note(self, rows, window, seconds)
+        note(self, rows, window, seconds, layered)
 
     monkeypatch.setattr(StepCosts, "add", noted)
     monkeypatch.setattr(GuessRecord, "look", looked)

@@ -92,7 +92,7 @@ def test_windows_that_change_and_drafts_of_every_proposer_change_no_token(
 ) -> None:
     """The leader chooses each step's window, and guesses: the other ranks run what it sends."""
     paces = random.Random(seeded.random())
-    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts: RandomChoice(most, paces))
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts, _: RandomChoice(most, paces))
     folder = oracle.checkpoint(IN_SUITE[0][0])
     drawn = SamplingParams(temperature=1.0, max_tokens=STEPS, ignore_eos=True)
     samplings = [replace(drawn, seed=seeded.randrange(1 << 60)) for _ in LENGTHS]

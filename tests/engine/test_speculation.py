@@ -347,7 +347,7 @@ def test_rows_with_drafts_and_without_change_places(
     specs = random_specs(seeded, 10)
     plain, _ = answers(specs)
     rng = random.Random(seeded.random())
-    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts: RandomChoice(most, rng))
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts, _: RandomChoice(most, rng))
     known = Known(
         [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs],
         right, VOCAB, seeded,

@@ -79,7 +79,7 @@ def drafting(
     side, paced = rng.choice(["host", "device", "texts"]), rng.random() < 0.5
     print(f"{right=} {tokens=} {side=} {paced=}")
     paces = random.Random(rng.random())
-    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts: RandomChoice(most, paces))
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most, cuts, _: RandomChoice(most, paces))
     engine = load(folder, **options)
     config = replace(
         engine.config,
