@@ -292,6 +292,24 @@ DECODE_RANKS = Dashboard(
                   by_worker("baton_worker_slots", DECODE, 'owner="free"')),
             Panel("Engine lag by rank", "s", by_worker("baton_worker_engine_lag_seconds", DECODE)),
         ]),
+        Row("Draft tokens", [
+            Panel("Accepted by proposer", "percentunit", [
+                Query(f"{rate('baton_engine_drafts_accepted_total', by='proposer')}\n"
+                      f"  / {rate('baton_engine_drafts_proposed_total', by='proposer')}",
+                      "{{proposer}}")
+            ]),
+            Panel("Accepted by position", "percentunit", [
+                Query(f"{rate('baton_engine_drafts_accepted_total', by='position')}\n"
+                      f"  / {rate('baton_engine_drafts_proposed_total', by='position')}",
+                      "{{position}}")
+            ], "Positions count from 0, the first draft of a row."),
+            Panel("Tokens of a row with drafts", "none", [
+                Query(f"{rate('baton_engine_accepted_length_tokens_sum')}\n"
+                      f"  / {rate('baton_engine_draft_rows_total')}", "mean")
+            ]),
+            Panel("Verified by proposer", "ops",
+                  rate_by("baton_engine_drafts_proposed_total", "proposer"), stacked=True),
+        ]),
     ],
 )  # fmt: skip
 

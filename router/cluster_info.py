@@ -7,6 +7,7 @@ from baton.core.role import Role
 from baton.proto.worker_pb2 import OwnerCount
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.cluster_view.worker_warnings import worker_warnings
+from baton.rpc.metric_aliases.figures import Totals, accept_length
 
 
 def worker_info(
@@ -73,11 +74,13 @@ def notes_info(table: WorkerTable) -> dict[str, object]:
 def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     """Return the options that the decode ranks run with, by SGLang's names.
 
-    `internal_states` has one entry for each rank, ordered by rank number. The first rank's options
-    are also at the top level, where clients of a single SGLang server look for them.
+    `internal_states` has one entry for each rank, ordered by rank number: its options, and what
+    its drafts gave. The first one's are also at the top level, where clients of a single SGLang
+    server look for options.
     """
     settings = [
         {name: json.loads(value) for name, value in rank.details.status.settings.items()}
+        | accept_length(Totals.from_proto(rank.status.totals))
         for rank in sorted(ranks, key=lambda rank: rank.rank)
     ]
     names = [

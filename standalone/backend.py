@@ -22,11 +22,13 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.rpc.errors import error_from_proto, error_of
+from baton.rpc.metric_aliases.figures import accept_length
 from baton.standalone.answer import StandaloneAnswer
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
+from baton.worker.figures import totals_of
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.settings import engine_settings
 
@@ -168,7 +170,8 @@ class StandaloneBackend:
             "counters": asdict(counters),
             "memory_plan": self._context.engine.memory_report,
         }
-        return {**settings, "dp_size": 1, "internal_states": [now | settings]}
+        drafts = accept_length(totals_of(counters))
+        return {**settings, "dp_size": 1, "internal_states": [now | settings | drafts]}
 
     async def health(self) -> Health:
         if self._failure is None and self._leaving:

@@ -27,6 +27,7 @@ from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import (
     CacheReport,
     CancelRequest,
+    EngineTotals,
     FlushCacheReply,
     FlushCacheRequest,
     MetricsReply,
@@ -74,6 +75,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         """The profile that runs."""
         self.profile_error: Error | None = None
         self.settings: dict[str, str] = {}
+        self.totals: EngineTotals | None = None
         self.page = f'of{{worker="{worker_id}"}} 1.0\n'.encode()
         """Its metrics; nothing parses them."""
         self.page_given = asyncio.Event()
@@ -142,6 +144,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             max_model_len=self.max_model_len,
             pages=[OwnerCount(owner="free", count=7), OwnerCount(owner="live", count=2)],
             settings=self.settings,
+            totals=self.totals,
         )
 
     async def register(self, router: str, beat_s: float = 0.05) -> RegistryReply:

@@ -27,7 +27,7 @@ COUNTED = ("tokens",)
 """Things whose numbers a histogram may have."""
 LABELS = {
     "worker", "role", "dp_group", "dp_rank", "outcome", "kind", "part", "state", "from", "to",
-    "owner", "reason", "key", "cap", "field", "certificate", "rank", "proposer", "peer",
+    "owner", "reason", "key", "cap", "field", "certificate", "rank", "proposer", "peer", "position",
 }  # fmt: skip
 """Explained in docs/metrics.md."""
 

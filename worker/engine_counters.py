@@ -9,12 +9,12 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from baton.core.drafts import DraftSource
-from baton.engine.settings.counters import Counters
+from baton.engine.settings.counters import Counters, Depths
 
 
 class EngineCounters(Collector):
     """A collector that exports each field of `Counters` as `baton_engine_<field>_total`, or as a
-    histogram `baton_engine_<field>`."""
+    histogram `baton_engine_<field>`, or, of drafts, by the name that it was declared with."""
 
     def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
         """labels: of every metric."""
@@ -30,8 +30,8 @@ class EngineCounters(Collector):
         for each in fields(Counters):
             if each.metadata.get("histogram"):
                 yield self._histogram(each.name, each.metadata["meaning"])
-            elif "label" in each.metadata:
-                yield self._by_proposer(each.name, each.metadata["meaning"], each.metadata["label"])
+            elif "drafts" in each.metadata:
+                yield self._of_drafts(each.name, each.metadata["meaning"], each.metadata["drafts"])
             else:
                 yield self._counter(each.name, each.metadata["meaning"])
 
@@ -41,13 +41,15 @@ class EngineCounters(Collector):
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _by_proposer(self, name: str, meaning: str, label: str) -> Metric:
-        """Make a counter with a series for each proposer of drafts."""
-        labels = [*self._labels, label]
-        family = CounterMetricFamily(f"baton_engine_{name}", meaning, labels=labels)
-        counts: tuple[int, ...] = vars(self.newest)[name]
-        for proposer, count in zip(DraftSource, counts, strict=True):
-            family.add_metric([*self._labels.values(), proposer.value], count)
+    def _of_drafts(self, name: str, meaning: str, metric: str) -> Metric:
+        """Make a counter with a series for each proposer of drafts and each position."""
+        labels = [*self._labels, "proposer", "position"]
+        family = CounterMetricFamily(f"baton_engine_{metric}", meaning, labels=labels)
+        depths: Depths = vars(self.newest)[name]
+        for proposer, counts in zip(DraftSource, depths, strict=True):
+            for position, count in enumerate(counts):
+                values = [*self._labels.values(), proposer.value, str(position)]
+                family.add_metric(values, count)
         return family
 
     def _histogram(self, name: str, meaning: str) -> Metric:

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 
 from baton.core.drafts import DraftSource
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_cache import Match
 from baton.engine.request.request import Request
-from baton.engine.settings.counters import Counters
+from baton.engine.settings.counters import Counters, Depths
+
+_PLACES = {source: place for place, source in enumerate(DraftSource)}
 
 
 class RequestMemory:
@@ -75,8 +78,8 @@ class RequestMemory:
         request.drafted.add(sources, accepted)
         counters = self._counters
         counters.draft_rows += 1
-        counters.drafts_proposed = _added(counters.drafts_proposed, sources)
-        counters.drafts_accepted = _added(counters.drafts_accepted, sources[:accepted])
+        counters.proposed_depths = _added(counters.proposed_depths, sources)
+        counters.accepted_depths = _added(counters.accepted_depths, sources[:accepted])
         lengths = list(counters.accepted_length_tokens)
         lengths[accepted] += 1
         counters.accepted_length_tokens = tuple(lengths)
@@ -161,8 +164,13 @@ class RequestMemory:
         request.branch = None
 
 
-def _added(counts: tuple[int, ...], sources: tuple[DraftSource, ...]) -> tuple[int, ...]:
-    """Return the counts by source, with one more for each of `sources`."""
-    return tuple(
-        count + sources.count(source) for source, count in zip(DraftSource, counts, strict=True)
-    )
+def _added(counts: Depths, sources: tuple[DraftSource, ...]) -> Depths:
+    """Return the counts by source and position, with one more for each of `sources`."""
+    found = list(counts)
+    for source in set(sources):
+        place = _PLACES[source]
+        more = [each is source for each in sources]
+        found[place] = tuple(
+            count + here for count, here in zip_longest(counts[place], more, fillvalue=0)
+        )
+    return tuple(found)

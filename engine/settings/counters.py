@@ -25,12 +25,17 @@ def _lengths(meaning: str) -> tuple[int, ...]:
     return field(default=(0,) * MOST_TOKENS, metadata={"meaning": meaning, "histogram": True})
 
 
-def _by_proposer(meaning: str) -> tuple[int, ...]:
-    """Declare sums of `meaning`, one for each `DraftSource`, in order. Its metric has the label
-    `proposer`.
+Depths = tuple[tuple[int, ...], ...]
+"""Counts of drafts, [proposer][position]: a proposer's place in `DraftSource`, and a draft's place
+behind the newest token of its row, from 0."""
+
+
+def _of_drafts(metric: str, meaning: str) -> Depths:
+    """Declare sums of `meaning` by proposer and position. Its metric `baton_engine_<metric>_total`
+    has both as labels.
     """
-    counts = (0,) * len(DraftSource)
-    return field(default=counts, metadata={"meaning": meaning, "label": "proposer"})
+    counts = ((0,) * (MOST_TOKENS - 1),) * len(DraftSource)
+    return field(default=counts, metadata={"meaning": meaning, "drafts": metric})
 
 
 @dataclass
@@ -38,7 +43,7 @@ class Counters:
     """The engine's sums. They only grow.
 
     A worker exports each field as the metric `baton_engine_<field>_total`, so a new counter needs
-    a field here and the statement that increments it. Histograms and sums by proposer are tuples,
+    a field here and the statement that increments it. Histograms and sums of drafts are tuples,
     which are replaced as a whole: a copy of the counters keeps the old ones.
 
     Large because each metric of the engine is one field.
@@ -75,9 +80,11 @@ class Counters:
         "Tokens that a row of a step with drafts gave its answer: one, and the drafts accepted."
     )
     draft_seconds: float = _seconds("Host time spent on guessing draft tokens.")
-    drafts_proposed: tuple[int, ...] = _by_proposer("Draft tokens that were verified.")
-    drafts_accepted: tuple[int, ...] = _by_proposer(
-        "Draft tokens that were the tokens that plain decoding draws."
+    proposed_depths: tuple[tuple[int, ...], ...] = _of_drafts(
+        "drafts_proposed", "Draft tokens that were verified."
+    )
+    accepted_depths: tuple[tuple[int, ...], ...] = _of_drafts(
+        "drafts_accepted", "Draft tokens that were the tokens that plain decoding draws."
     )
     steps: int = _count("Steps that were planned.")
     late_compilations: int = _count(
@@ -85,6 +92,16 @@ class Counters:
         "start: all requests of the worker waited meanwhile."
     )
     schedule_seconds: float = _seconds("Host time spent on planning steps.")
+
+    @property
+    def drafts_proposed(self) -> tuple[int, ...]:
+        """Draft tokens that were verified, by proposer in the order of `DraftSource`."""
+        return tuple(map(sum, self.proposed_depths))
+
+    @property
+    def drafts_accepted(self) -> tuple[int, ...]:
+        """Draft tokens that were right, by proposer in the order of `DraftSource`."""
+        return tuple(map(sum, self.accepted_depths))
 
     @property
     def draft_tokens(self) -> int:

@@ -91,9 +91,21 @@ class Totals:
     def drafts_accepted(self) -> int:
         return sum(drafts * rows for drafts, rows in enumerate(self.accepted_lengths))
 
+    @property
+    def accept_length(self) -> float:
+        """Tokens that a row with drafts gave its answer, on average; 0: no row had drafts."""
+        rows = self.draft_rows
+        return 1 + self.drafts_accepted / rows if rows else 0.0
+
     def accepted_at(self, place: int) -> int:
         """Return the rows whose draft at `place`, from 0, was accepted."""
         return sum(self.accepted_lengths[place + 1 :])
+
+
+def accept_length(totals: Totals) -> dict[str, float]:
+    """Return `avg_spec_accept_length` of SGLang's `/server_info`; nothing without drafts so far."""
+    found = totals.accept_length
+    return {"avg_spec_accept_length": found} if found else {}
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,6 @@ def _cache_config(figures: Figures) -> Samples:
     return [({"page_size": str(load.page_size), "num_pages": str(load.pages)}, 1.0)]
 
 
-def _accept_length(figures: Figures) -> float:
-    rows = figures.totals.draft_rows
-    return share(rows + figures.totals.drafts_accepted, rows)
-
-
 SGLANG = (
     gauge("sglang:num_running_reqs", "Requests that take part in steps.", lambda f: f.load.running),
     gauge("sglang:num_queue_reqs", "Requests that wait: at the router, and for the engines.",
@@ -50,7 +45,7 @@ SGLANG = (
     counter("sglang:num_retracted_reqs_total", "Requests that gave up their memory for others.",
             lambda f: f.totals.preemptions),
     gauge("sglang:spec_accept_length", "Tokens that a row with drafts gave its answer, the mean "
-          "since the start; 0: no row had drafts.", _accept_length),
+          "since the start; 0: no row had drafts.", lambda f: f.totals.accept_length),
     gauge("sglang:spec_accept_rate", "Share of the draft tokens since the start that were "
           "accepted.", lambda f: share(f.totals.drafts_accepted, f.totals.drafts_proposed)),
     histogram("sglang:time_to_first_token_seconds", "From arrival to the first token.",

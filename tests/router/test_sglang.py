@@ -9,6 +9,7 @@ from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from router_neighbours import Cluster
 
 from baton.proto.common_pb2 import DEADLINE_EXCEEDED, Error
+from baton.proto.worker_pb2 import EngineTotals
 
 
 def client(cluster: Cluster) -> httpx.AsyncClient:
@@ -99,12 +100,15 @@ async def test_server_info_has_each_ranks_options_and_the_first_ones_beside_them
         ranks = [FakeRank(f"d{i}") for i in range(2)]
         for number, rank in enumerate(ranks):
             rank.settings = {"page_size": str(16 << number), "disable_radix_cache": "false"}
+        ranks[1].totals = EngineTotals(accepted_lengths=[1, 0, 3])
         await cluster.add(FakeWorker("p0"), *ranks)
         for path in ("/server_info", "/get_server_info"):
             info = (await http.get(path)).json()
             assert (info["page_size"], info["disable_radix_cache"]) == (16, False)
             assert [s["page_size"] for s in info["internal_states"]] == [16, 32]
             assert [s["worker_id"] for s in info["internal_states"]] == ["d0", "d1"]
+            found = [s.get("avg_spec_accept_length") for s in info["internal_states"]]
+            assert found == [None, 10 / 4]
             assert (info["dp_size"], info["served_model_name"]) == (2, "toy")
             assert [w["worker_id"] for w in info["workers"]] == ["d0", "d1", "p0"]
 
