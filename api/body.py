@@ -1,4 +1,4 @@
-"""The base of all request bodies and of the objects in them."""
+"""The bases of all request bodies and of the objects in them."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -31,7 +31,7 @@ def _names(kind: type[BaseModel]) -> frozenset[str]:
 
 
 class Body(BaseModel):
-    """A request body, or an object in one: typed fields, and no others but those of its place in
+    """An object in a request body: typed fields, and no others but those of its place in
     the table of fields. A null is the same as no field.
     """
 
@@ -39,6 +39,23 @@ class Body(BaseModel):
 
     place: ClassVar[FieldPlace | None] = None
     """Its place in the table. None: it has the fields of its class alone."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_names(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        check = info.context or FieldCheck()
+        made = handler(given_fields(data, cls.place, _names(cls), check))
+        if isinstance(made, RequestBody) and (labels := labels_in(data, cls.place)):
+            made._labels = labels
+        return made
+
+
+class RequestBody(Body):
+    """The whole body of a request, with what is noted of it."""
 
     _prepared: Prepared | None = PrivateAttr(default=None)
     _labels: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -69,17 +86,4 @@ class Body(BaseModel):
         """Return the body with what was made of its prompts."""
         made = self.model_copy()
         made._prepared = prepared
-        return made
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _check_names(
-        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
-    ) -> Self:
-        if not isinstance(data, dict):
-            return handler(data)
-        check = info.context or FieldCheck()
-        made = handler(given_fields(data, cls.place, _names(cls), check))
-        if labels := labels_in(data, cls.place):
-            made._labels = labels
         return made

@@ -26,18 +26,27 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     The request's body must have been read before, so that `receive` returns the disconnect
     next.
     """
-    task = child(work)
-    watch = child(_disconnect(receive))
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        watch.cancel()
+    task = asyncio.current_task()
+    assert task is not None
+    before, gone = task.cancelling(), False
+
+    def leave(watch: asyncio.Task[None]) -> None:
+        nonlocal gone
+        gone = True
         task.cancel()
-        # Clean-up, such as telling the backend, ends before the server forgets the request.
-        await asyncio.gather(task, watch, return_exceptions=True)
+
+    watch = child(_disconnect(receive))
+    watch.add_done_callback(leave)
+    try:
+        return await work  # what it cleans up, such as telling the backend, ends before this does
+    except BaseException:
+        if gone and task.uncancel() <= before:
+            raise ClientGone from None
+        raise
+    finally:
+        watch.remove_done_callback(leave)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:

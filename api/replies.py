@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +18,14 @@ from baton.rpc.errors import RETRY_AFTER, retry_after
 SHOULD_RETRY = "x-should-retry"
 """The header by which the clients of OpenAI and Anthropic decide. They would send a request again
 whose own time is over."""
+
+
+class JsonReply(JSONResponse):
+    """A reply of the values that answers are made of. Others, such as errors, which repeat what
+    clients sent, may have text that orjson refuses."""
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
 
 
 class ErrorReply(JSONResponse):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from baton.api.backend import ModelInfo
-from baton.api.body import Body, ListOf
+from baton.api.body import Body, ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
 from baton.api.fields.field_table import FieldPlace
@@ -33,7 +33,7 @@ _FORMS = (
     "response_format", "json_schema", "regex", "ebnf", "structural_tag", "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
 )  # fmt: skip
-BodyT = TypeVar("BodyT", bound=Body)
+BodyT = TypeVar("BodyT", bound=RequestBody)
 
 
 def parse_body(
@@ -165,7 +165,7 @@ class SamplingFields(Body):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class SamplingBody(SamplingFields):
+class SamplingBody(SamplingFields, RequestBody):
     """The fields of both OpenAI endpoints: OpenAI's own, then those that engines commonly add.
 
     Large because each is a name that clients send; `FIELDS` says what it is for.

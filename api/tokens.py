@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from baton.api.backend import Backend, ModelInfo
-from baton.api.body import Body, ListOf
+from baton.api.body import ListOf, RequestBody
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
 from baton.api.openai.messages import Messages
@@ -21,7 +21,7 @@ PART_BYTES = 1 << 18
 """The parts in which a large reply is sent."""
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """A text, or a conversation that the chat template turns into one."""
 
     place: ClassVar[FieldPlace | None] = FieldPlace.TOKENIZE
@@ -77,7 +77,7 @@ class TokenizeBody(Body):
         return prompt.ids
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.DETOKENIZE
 
     model: str | None = None

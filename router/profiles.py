@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from baton.api.body import Body
+from baton.api.body import RequestBody
 from baton.api.errors import refused
 from baton.api.request_body import read_body
 from baton.api.schema import parse_body
@@ -37,7 +37,7 @@ MAX_BODY_BYTES = 1 << 16
 Reply = TypeVar("Reply", StartProfileReply, StopProfileReply)
 
 
-class ProfileBody(Body):
+class ProfileBody(RequestBody):
     num_steps: int = 50
     timeout_s: float = 10.0
     with_stack: bool = False

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from baton.api.anthropic.conversation import conversation_of
 from baton.api.anthropic.past_blocks import read_blocks, read_system
 from baton.api.backend import ModelInfo
-from baton.api.body import Body, ListOf
+from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused, shorten
 from baton.api.fields.field_table import FieldPlace
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
@@ -93,7 +93,7 @@ class MessagesMetadata(Body):
     user_id: str | None = None
 
 
-class ConversationBody(Body):
+class ConversationBody(RequestBody):
     """The fields that the prompt is made of."""
 
     place: ClassVar[FieldPlace | None] = FieldPlace.COUNT_TOKENS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from baton.api.access.access import owner_of
 from baton.api.anthropic.body import ConversationBody, MessagesBody
@@ -14,6 +14,7 @@ from baton.api.anthropic.writer import MessageWriter
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import anthropic_error
 from baton.api.openai.chat_turn import ChatTurn, ChatTurns
+from baton.api.replies import JsonReply
 from baton.api.request_body import BodyReader
 from baton.api.sse import EventStream, named_event
 from baton.api.text_service import served_model
@@ -42,7 +43,7 @@ class MessagesEndpoint:
                 ping=named_event({"type": "ping"}),
             )
         await unless_disconnected(request.receive, _collect(turn, writer))
-        return JSONResponse(writer.message)
+        return JsonReply(writer.message)
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of the prompt's tokens."""
@@ -52,7 +53,7 @@ class MessagesEndpoint:
         model = served_model(chat.model, await self.turns.backend.models())
         owner = owner_of(request)
         prompt = await chat.encode(self.turns.text, chat.tool_rule(), model, owner)
-        return JSONResponse({"input_tokens": len(prompt.ids)})
+        return JsonReply({"input_tokens": len(prompt.ids)})
 
 
 async def _events(turn: ChatTurn, writer: MessageWriter) -> AsyncGenerator[dict[str, Any], None]:

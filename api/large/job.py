@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from baton.api.backend import ModelInfo
-from baton.api.body import Body
+from baton.api.body import RequestBody
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.prepared import Prepared
 from baton.core.error_codes import ErrorCode
@@ -23,7 +23,7 @@ LENGTH = struct.Struct("<Q")
 class ParseJob:
     """Parse a body, and prepare what of it is large (`LargeBody.prepare`)."""
 
-    kind: type[Body]
+    kind: type[RequestBody]
     unknown: UnknownFields
     models: Sequence[ModelInfo]
     owner: str | None  # the name of the API key, as in `GenerateRequest`
@@ -76,7 +76,7 @@ class Refused:
 class Parsed:
     """A body without its prompts, and what was made of them."""
 
-    body: Body
+    body: RequestBody
     prepared: Prepared
 
 

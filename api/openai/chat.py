@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from baton.api.answers import collect
 from baton.api.disconnect import unless_disconnected
@@ -12,6 +12,7 @@ from baton.api.openai.chat_schema import ChatBody
 from baton.api.openai.chat_turn import ChatTurns
 from baton.api.openai.prompt_scores import prompt_scores
 from baton.api.openai.stream import Envelope, chunks
+from baton.api.replies import JsonReply
 from baton.api.request_body import BodyReader
 from baton.api.sse import EventStream
 
@@ -53,4 +54,4 @@ class ChatEndpoint:
         reply = envelope.whole(choices, answers)
         if body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_scores(answers[0].prompt_logprobs, table)
-        return JSONResponse(reply)
+        return JsonReply(reply)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from baton.api.access.access import admit
 from baton.api.answers import WholeAnswer, collect, stream_answers
@@ -16,6 +16,7 @@ from baton.api.fields.ignored import keep_ignored
 from baton.api.openai.completion_choice import CompletionChoices
 from baton.api.openai.completion_schema import CompletionBody
 from baton.api.openai.stream import Envelope, chunks
+from baton.api.replies import JsonReply
 from baton.api.request_body import BodyReader, deadline_of, labels_of
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
@@ -80,7 +81,7 @@ class CompletionsEndpoint:
         answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
         best = best_of(answers, body.computed, body.choices)
         choices = [form.whole(i, answers[i]) | {"index": n} for n, i in enumerate(best)]
-        return JSONResponse(envelope.whole(choices, answers))
+        return JsonReply(envelope.whole(choices, answers))
 
     def _requests(
         self,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from baton.api.backend import ModelInfo
-from baton.api.body import Body, ListOf
+from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused
 from baton.api.fields.field_table import FieldPlace
 from baton.api.openai.chat_schema import ChatBody
@@ -75,7 +75,7 @@ class _ResponseChat(ChatBody):
         return "max_output_tokens"
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(SamplingFields, RequestBody):
     """OpenAI's fields, then Baton's own of the other endpoints.
 
     Large because each field is a name of OpenAI's API.

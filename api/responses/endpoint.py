@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from baton.api.disconnect import unless_disconnected
 from baton.api.openai.chat_turn import ChatTurn, ChatTurns
+from baton.api.replies import JsonReply
 from baton.api.request_body import BodyReader
 from baton.api.responses.body import ResponsesBody, own_fields
 from baton.api.responses.writer import ResponseWriter
@@ -38,7 +39,7 @@ class ResponsesEndpoint:
                 last=b"",
             )
         await unless_disconnected(request.receive, _collect(turn, writer))
-        return JSONResponse(writer.response)
+        return JsonReply(writer.response)
 
 
 async def _events(turn: ChatTurn, writer: ResponseWriter) -> AsyncGenerator[dict[str, Any], None]:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from baton import __version__
 from baton.api.access.access import abortable_by, admit, highest_priority, owner_of
 from baton.api.backend import Backend, GenerateRequest
-from baton.api.body import Body
+from baton.api.body import RequestBody
 from baton.api.errors import invalid, refused, shorten
 from baton.api.fields.field_table import FieldPlace
 from baton.api.request_body import BodyReader
@@ -32,7 +32,7 @@ PROBE_S = 20.0
 PROBE_TOKEN = 0
 
 
-class AbortBody(Body):
+class AbortBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.ABORT
 
     rid: str | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from baton.api.access.access import admit, owner_of
 from baton.api.answers import AnswerDelta, merged, stream_answer
@@ -16,6 +16,7 @@ from baton.api.deadline import Deadline, within
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.fields.ignored import keep_ignored
+from baton.api.replies import JsonReply
 from baton.api.request_body import BodyReader, deadline_of
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sglang.answer import SglangAnswer, until_aborted
@@ -58,7 +59,7 @@ class GenerateEndpoint:
             return EventStream(_chunks(call, several, self.incremental), ping_s=self.ping_s)
         await unless_disconnected(request.receive, _collect(call))
         replies = [answer.json() for answer in call.answers]
-        return JSONResponse(replies if several else replies[0])
+        return JsonReply(replies if several else replies[0])
 
     async def _add(
         self,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BeforeValidator, Field
 
 from baton.api.backend import ModelInfo
-from baton.api.body import Body, ListOf
+from baton.api.body import ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused
 from baton.api.fields.field_table import FieldPlace
@@ -108,6 +108,9 @@ class NativeSampling(SamplingFields):
         )
 
 
+_NO_SAMPLING = NativeSampling()
+
+
 @dataclass(frozen=True)
 class LogprobsWanted:
     """The log probabilities that one prompt asks for."""
@@ -146,7 +149,7 @@ def _not_too_many(value: Any) -> Any:
 Samplings = Annotated[NativeSampling | ListOf[NativeSampling], BeforeValidator(_not_too_many)]
 
 
-class GenerateBody(Body):
+class GenerateBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.GENERATE
 
     text: str | ListOf[str] | None = None
@@ -185,7 +188,7 @@ class GenerateBody(Body):
         """
         prompts, param = self._prompts()
         count = len(prompts)
-        samplings = _each("sampling_params", self.sampling_params, count, NativeSampling())
+        samplings = _each("sampling_params", self.sampling_params, count, _NO_SAMPLING)
         wanted = _each("return_logprob", self.return_logprob, count, False)
         starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
         tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
