@@ -29,7 +29,7 @@ GIVES_WAY = 16
 """Idle connections that are then closed."""
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
-MakeProtocol = Callable[[Connection], asyncio.Protocol]
+MakeProtocol = Callable[[Connection], asyncio.BaseProtocol]
 
 
 class Acceptor:

@@ -41,6 +41,10 @@ class Guarded(Protocol):
         """Return True while the client has not read its last answer."""
         ...
 
+    def hang_up(self) -> None:
+        """Close a connection that has given way and waits until its client has read why."""
+        ...
+
 
 @dataclass(eq=False)
 class Connection:
@@ -93,7 +97,7 @@ class ConnectionTable:
         self._clock = clock
         self._open: set[Connection] = set()
         self._placed = 0  # of them, those that are not beyond a limit
-        self._lingering: set[Connection] = set()
+        self._lingering: dict[Connection, Guarded] = {}  # the longest first
         self._clients: dict[str, _Client] = {}
         self.buffer = memoryview(bytearray(READ_BYTES))
         """The place of the bytes that any connection reads, until its protocol takes them."""
@@ -149,7 +153,7 @@ class ConnectionTable:
 
     def closed(self, connection: Connection) -> None:
         """Forget a connection. Idempotent."""
-        self._lingering.discard(connection)
+        self._lingering.pop(connection, None)
         if connection not in self._open:
             return
         self._open.remove(connection)
@@ -183,12 +187,13 @@ class ConnectionTable:
             connection.since = self._clock()
             self._clients[connection.client].without_request(connection)[connection] = None
 
-    def may_linger(self, connection: Connection) -> bool:
-        """Return True if a connection that gives way may stay until its client has read why."""
-        if len(self._lingering) >= LINGERING:
-            return False
-        self._lingering.add(connection)
-        return True
+    def lingers(self, connection: Connection, protocol: Guarded) -> None:
+        """Record that a connection has given way and waits until its client has read why. Where too
+        many wait, the one that has waited longest is hung up."""
+        self._lingering[connection] = protocol
+        if len(self._lingering) > LINGERING:
+            longest = next(iter(self._lingering))
+            self._lingering.pop(longest).hang_up()
 
     def make_room(self, reason: Refusal = Refusal.CONNECTIONS) -> bool:
         """Close a connection without a request. Return False where none gives way yet."""

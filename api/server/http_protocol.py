@@ -21,13 +21,13 @@ from baton.api.call_log import CallLog, record_in
 from baton.api.errors import too_many
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
-from baton.api.server.buffered_protocol import BufferedHttp
 from baton.api.server.connection_table import (
     GRACE_S,
     PLACE_S,
     Connection,
     ConnectionTable,
 )
+from baton.api.server.lingering_http import LingeringHttp
 from baton.api.server.part_writer import CyclePartWriter
 from baton.api.server.reply_transport import ReplyTransport
 from baton.api.server.request_parser import RequestParser
@@ -65,7 +65,7 @@ class _Reading(Enum):
     BODY = auto()
 
 
-class GuardedHttp(BufferedHttp):
+class GuardedHttp(LingeringHttp):
     """One connection. `check` enforces its deadlines; the caller calls it every now and then.
 
     Large because most methods are names that asyncio, the parser or uvicorn calls.
@@ -80,7 +80,7 @@ class GuardedHttp(BufferedHttp):
         **given: Any,
     ) -> None:
         """calls: where refused requests are logged; None: nowhere."""
-        super().__init__(table.buffer, **given)
+        super().__init__(**given)
         self.parser = RequestParser(self)  # type: ignore[assignment]  # it has what is called
         self.logger = log
         self.timeout_keep_alive = limits.idle_s  # type: ignore[assignment]  # any float will do
@@ -117,6 +117,9 @@ class GuardedHttp(BufferedHttp):
             running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self.lingers:
+            self.drop(len(data))
+            return
         if self._deaf and self._reading is not _Reading.BODY:
             return
         if self._reading is _Reading.NOTHING:
@@ -221,9 +224,7 @@ class GuardedHttp(BufferedHttp):
         if told:
             error = self._place.shed or _GAVE_WAY
             self.transport.write(_reply(error, error.status.http, b"", id_in_headers(None)))
-        if not self._table.may_linger(self._place):
-            self.transport.abort()
-            return
+        self._table.lingers(self._place, self)
         self.linger()
         if not told:
             self.transport.close()

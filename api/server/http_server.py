@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.server.acceptor import Acceptor
+from baton.api.server.buffered_protocol import BufferedReads
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.connection_table import Connection, ConnectionTable
 from baton.api.server.http_protocol import GuardedHttp
@@ -115,9 +116,9 @@ class HttpServer:
             async with asyncio.timeout(grace_s):
                 await self._server.shutdown(sockets=[self._socket])
 
-    def _protocol(self, place: Connection) -> GuardedHttp:
+    def _protocol(self, place: Connection) -> BufferedReads:
         server = self._server
-        return GuardedHttp(
+        http = GuardedHttp(
             place,
             self._table,
             self._limits,
@@ -126,6 +127,7 @@ class HttpServer:
             server_state=server.server_state,
             app_state=server.lifespan.state,
         )
+        return BufferedReads(http, self._table.buffer)
 
     def _last_replies(self, app: ASGIApp) -> ASGIApp:
         """Return `app` with replies that close their connections once this server leaves."""

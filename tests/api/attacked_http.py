@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from baton.api.access.client_metrics import ClientMetrics
 from baton.api.call_log import CallLog
 from baton.api.request_ids import RequestIds
 from baton.api.server.client_guard import ClientGuard
+from baton.api.server.connection_table import ConnectionTable
 from baton.api.server.http_server import HttpServer
 from baton.api.sse import EventStream
 from baton.core.supervised import ProcessSupervisor
@@ -38,6 +40,7 @@ class Server:
     """A server under attack, and what its application saw."""
 
     port: int = 0
+    table: ConnectionTable = field(init=False)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     gone: asyncio.Event = field(default_factory=asyncio.Event)  # a request lost its client
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # `/wait` answers
@@ -115,6 +118,9 @@ class Server:
     def streams(self) -> float | None:
         return self.registry.get_sample_value("baton_router_http_streams")
 
+    def open(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), DEADLINE_S)
+
     async def connect(
         self, address: str = "127.0.0.1"
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -146,7 +152,7 @@ async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[
     app = RequestIds(server.app(), calls)
     http = HttpServer(app, "127.0.0.1", 0, ProcessSupervisor(), tls, guard)
     await http.start()
-    server.port = http.port
+    server.port, server.table = http.port, http._table
     try:
         yield server
     finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import httpx
 import pytest
 import toy_tokenizer
 import uvicorn
+import uvloop
 from fake_backend import Connect, FakeBackend, Serve
 
 from baton.api.fields.request_fields import UnknownFields
@@ -22,6 +23,19 @@ from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
 MAX_BODY = 20_000
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Function,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Attack the HTTP server on uvloop too, as a router runs on: it reads, writes and closes in
+    another order than asyncio's own loop."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop
+    }
+    if "serving" in vars(item.module):  # of `attacked_http`
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
 
 
 @pytest.fixture(scope="session")

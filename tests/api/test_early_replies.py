@@ -12,7 +12,7 @@ from https_certificates import TestAuthority
 from kit.polling import until
 
 from baton.api.access.client_limits import Refusal
-from baton.api.server.buffered_protocol import MAX_UNREAD
+from baton.api.server.lingering_http import MAX_UNREAD
 from baton.rpc.client_tls import ClientTls
 
 BODY = bytes(8 * MAX_UNREAD)

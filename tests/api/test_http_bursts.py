@@ -5,7 +5,9 @@ import gc
 import os
 import socket
 import ssl
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,6 @@ from prometheus_client import CollectorRegistry
 from baton.api.access.client_limits import ClientLimits, Refusal
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.server.acceptor import A_TURN, Acceptor
-from baton.api.server.buffered_protocol import MAX_UNREAD
 from baton.api.server.connection_table import (
     GRACE_S,
     LINGERING,
@@ -28,6 +29,7 @@ from baton.api.server.connection_table import (
     Connection,
     ConnectionTable,
 )
+from baton.api.server.lingering_http import MAX_UNREAD
 from baton.rpc.client_tls import ClientTls
 
 CLOSING_GET = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -60,6 +62,7 @@ async def burst(server: Server, count: int, tls: ssl.SSLContext | None = None) -
 
 async def test_each_of_a_burst_gets_an_answer_or_its_refusal() -> None:
     async with serving(client_connections=8) as server:
+        assert await ask(server, None) == b"200"  # uvloop opens a file of its own
         before = descriptors()
         for _ in range(3):
             found = await burst(server, 150)
@@ -103,6 +106,7 @@ async def test_silent_connections_over_tls_keep_no_descriptors_when_they_give_wa
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     async with serving(tls, client_connections=4) as server:
+        assert await ask(server, context) == b"200"  # uvloop opens a file of its own
         before = descriptors()
         clients: list[ssl.SSLSocket] = []
         try:
@@ -134,7 +138,7 @@ async def test_a_silent_connection_is_told_that_it_gives_way() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, clients may read their refusal."""
-    monkeypatch.setattr("baton.api.server.buffered_protocol.LINGER_S", DEADLINE_S)
+    monkeypatch.setattr("baton.api.server.lingering_http.LINGER_S", DEADLINE_S)
 
 
 def send_late(client: socket.socket) -> bytes:
@@ -150,6 +154,7 @@ def send_late(client: socket.socket) -> bytes:
 @pytest.mark.usefixtures("patient")
 async def test_a_request_that_comes_too_late_is_told_why() -> None:
     async with serving(client_connections=1) as server:
+        assert await ask(server, None) == b"200"  # uvloop opens a file of its own
         before = descriptors()
         silent = socket.create_connection(("127.0.0.1", server.port))
         await until(lambda: server.connections == 1)
@@ -179,13 +184,57 @@ async def test_who_goes_on_sending_after_a_refusal_reads_it_but_sends_no_end() -
         await until(lambda: server.connections == 0)
 
 
-def test_few_of_those_that_gave_way_may_linger() -> None:
+def test_of_too_many_that_gave_way_the_one_that_waited_longest_is_hung_up() -> None:
     metrics = ClientMetrics("router", CollectorRegistry())
     table = ConnectionTable(ClientLimits(), 64, metrics)
-    places = [table.opened("10.0.0.1") for _ in range(LINGERING + 1)]
-    assert [table.may_linger(place) for place in places] == [True] * LINGERING + [False]
-    table.closed(places[0])
-    assert table.may_linger(places[-1])
+    places = [table.opened("10.0.0.1") for _ in range(LINGERING + 2)]
+    protocols = [Silent() for _ in places]
+    for place, protocol in zip(places, protocols, strict=True):
+        if place is places[-1]:
+            table.closed(places[1])  # its client has read why
+        table.lingers(place, protocol)
+    assert [at for at, protocol in enumerate(protocols) if protocol.hung_up] == [0]
+
+
+def send_and_read(client: socket.socket, sent: threading.Event) -> bytes:
+    """Send a request, and return all that comes until the end."""
+    client.settimeout(DEADLINE_S)
+    client.sendall(CLOSING_GET)
+    sent.set()
+    with client, client.makefile("rb") as replies:
+        return replies.read()
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_each_of_many_that_give_way_at_once_reads_why_though_it_has_sent(
+    over_tls: bool, tls: ClientTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their requests come after the look whether they have. A socket that is closed with unread
+    bytes, and has not said the end, resets its connection."""
+    monkeypatch.setattr("baton.api.server.acceptor._has_unread", lambda accepted: False)
+    monkeypatch.setattr("baton.api.server.connection_table.GRACE_S", 0.0)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    count = 3 * LINGERING
+    async with serving(tls if over_tls else None, client_connections=count) as server:
+        clients: list[socket.socket] = []
+        for _ in range(count):
+            open_ = partial(open_tls, server.port, context) if over_tls else server.open
+            clients.append(await asyncio.to_thread(open_))
+        await until(lambda: [bool(each.served_by) for each in server.table._open] == [True] * count)
+        sent = [threading.Event() for _ in clients]
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(count) as threads:
+            replies = [
+                loop.run_in_executor(threads, send_and_read, client, each)
+                for client, each in zip(clients, sent, strict=True)
+            ]
+            assert all(each.wait(DEADLINE_S) for each in sent)  # the loop reads nothing meanwhile
+            while server.table.make_room():
+                pass
+            found = Counter(reply[:12] for reply in await asyncio.gather(*replies))
+        assert found == {b"HTTP/1.1 429": count}, found
+        await until(lambda: server.connections == 0)
 
 
 async def test_silent_connections_beyond_the_limit_do_not_keep_others_out() -> None:
@@ -239,13 +288,16 @@ class Silent:
     """A protocol whose deadlines never pass."""
 
     def __init__(self) -> None:
-        self.writing = False
+        self.writing = self.hung_up = False
 
     def check(self) -> None:
         pass
 
     def is_writing(self) -> bool:
         return self.writing
+
+    def hang_up(self) -> None:
+        self.hung_up = True
 
 
 def test_a_handshake_gives_way_later_and_its_end_gives_the_time_for_a_request() -> None:

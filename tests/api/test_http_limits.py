@@ -8,7 +8,8 @@ from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, se
 from kit.polling import until
 
 from baton.api.access.client_limits import ClientLimits, Refusal
-from baton.api.server.http_protocol import MAX_PIPELINED
+from baton.api.server.buffered_protocol import READ_BYTES
+from baton.api.server.http_protocol import MAX_PIPELINED, GuardedHttp
 
 
 @pytest.mark.parametrize("parts", [(b"GET /hea",), (GET[:-2],), (b"\r\n", b"\r\n")])
@@ -210,3 +211,23 @@ async def test_a_client_that_has_caught_up_is_not_cut_off() -> None:
         assert await asyncio.wait_for(reader.readuntil(b"ok"), DEADLINE_S)
         assert server.refusals(Refusal.SLOW_READER) == 0
         writer.close()
+
+
+async def test_a_large_body_is_read_in_bounded_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    received = GuardedHttp.data_received
+
+    def counted(self: GuardedHttp, data: bytes) -> None:
+        read.append(len(data))
+        received(self, data)
+
+    monkeypatch.setattr(GuardedHttp, "data_received", counted)
+    body = bytes(4 << 20)
+    async with serving() as server:
+        reply = await server.says(
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            % len(body),
+            body,
+        )
+    assert reply.startswith(b"HTTP/1.1 200 ") and reply.endswith(body)
+    assert len(read) > 1 and max(read) <= READ_BYTES
