@@ -23,6 +23,7 @@ LENGTHS = (2, 17, 31, 40)
 SIZES = (3, 1, 4, 2, 3)  # rows of the steps that draft, one after another
 DEPTHS = 3
 MOST_RUNNING = 8
+MARK = 7.0
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,16 @@ class Drafting:
             found += [logits, hidden]
         return found
 
+    def marked(self, rows: Sequence[Row]) -> list[Tensor]:
+        """Put `MARK` where the rows' drafts go. Returns the entries there."""
+        pages, size, found = self.driver.pages, self.driver.page_size, []
+        for pool in (*pages.k[-1:], *pages.v[-1:], *pages.latents[-1:]):
+            for row in rows:
+                for place in range(row.computed, row.computed + DEPTHS):
+                    found.append(pool[row.pages[place // size], place % size])
+                    found[-1].fill_(MARK)
+        return found
+
     def owned(self) -> list[Tensor]:
         """Copies of the rows' pages, as far as there are tokens and drafts."""
         size = self.driver.page_size
@@ -89,10 +100,10 @@ def test_recorded_drafts_follow_to_other_memory(
     model: ReplayedModel, seeded: random.Random
 ) -> None:
     """A recording reads the pools that it was made on."""
-    texts = texts_of(model, seeded)
-    first, second = (Drafting(model, texts).drafts(2) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
+    for texts in (texts_of(model, seeded) for _ in range(2)):
+        expected = Drafting(model._model, texts).drafts(2)
+        for one, other in zip(Drafting(model, texts).drafts(2), expected, strict=True):
+            assert torch.equal(one, other)
 
 
 @torch.inference_mode()
@@ -107,12 +118,15 @@ def test_captured_drafts_are_the_models_own(model: ReplayedModel, seeded: random
     driver = graphed.driver
     for size in SIZES:
         expected = plain.drafts(size)
-        before = driver.unowned()
+        before, others = driver.unowned(), graphed.marked(graphed.rows[size:])
         for one, other in zip(graphed.drafts(size), expected, strict=True):
             assert torch.equal(one, other)
         for now, then in zip(driver.unowned(), before, strict=True):
             assert torch.equal(now[1:], then[1:]), "a padding row wrote beside 0"
+        assert all((entry == MARK).all() for entry in others), "a row of another batch was run"
     assert captured._drafts.keys() == {1, 2, 4} and capture.captures == 3
+    for drafting in (graphed, plain):
+        drafting.drafts(len(texts))
     for one, other in zip(graphed.owned(), plain.owned(), strict=True):
         assert torch.equal(one, other)
 
