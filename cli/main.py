@@ -30,6 +30,7 @@ baton = LazyGroup(
         "models": Lazy(f"{_COMMANDS}.models:models", "Model families, and what a folder holds."),
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
         "explain": Lazy(f"{_COMMANDS}.explain:explain", "Why a request went where it did."),
+        "apply": Lazy(f"{_COMMANDS}.apply:apply", "Let a running cluster follow its file."),
         "config": Lazy(f"{_COMMANDS}.config:config", "What is in force, and where it is from."),
         "restart": Lazy(f"{_COMMANDS}.restart:restart", "Restart its processes while it serves."),
         "drain": Lazy(f"{_COMMANDS}.drain:drain", "Take a worker out of service, or back."),

@@ -14,7 +14,8 @@ from baton.deploy.options.cluster import authority_of
 from baton.deploy.options.drafts import speculation_of
 from baton.deploy.options.model import DTYPES, EngineArguments, dtype_of, folder_of
 from baton.deploy.options.placement import placement_of
-from baton.deploy.options.serve import ClusterArguments
+from baton.deploy.options.serve import ClusterArguments, ServeArguments
+from baton.deploy.options.setting import Setting
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
@@ -89,4 +90,21 @@ def config_from(arguments: ClusterArguments, device: ChosenDevice | None = None)
         placement=replace(placement_of(arguments.placement), gpus=device.gpus_per_worker),
         profile_folder=arguments.profiles.profile_folder,
         **vars(arguments.cluster),
+    )
+
+
+def serve_config_from(
+    arguments: ServeArguments, device: ChosenDevice, settings: tuple[Setting, ...]
+) -> ClusterConfig:
+    """Build the config of the cluster that `baton serve` runs.
+
+    settings: those that have made the arguments. Raises StartError.
+    """
+    config = config_from(arguments, device)
+    return replace(
+        config,
+        router=replace(config.router, **vars(arguments.listen)),
+        name=arguments.name or config.name,
+        drain_s=arguments.stop.drain_s,
+        settings=settings,
     )

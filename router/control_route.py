@@ -5,6 +5,7 @@ progress, then one with the answer or an error.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from baton.core.errors import ApiError
 
 SILENCE_S = 900.0
 """Longest wait between two lines of the reply: a worker's start, or a drain."""
+_ON_ITS_MACHINE = ("apply",)
 MAX_REQUEST_BYTES = 1 << 16
 
 
@@ -38,9 +40,9 @@ def control_routes(socket: Path | None, *, keys: bool) -> list[BaseRoute]:
                 "a cluster is changed over the network with an API key of scope admin alone: start "
                 "it with --api-keys, or use --cluster NAME on the machine where it runs",
             )
-        return StreamingResponse(
-            _pass_on(socket, await _line_of(request)), media_type="application/x-ndjson"
-        )
+        line = await _line_of(request)
+        _check_name(line)
+        return StreamingResponse(_pass_on(socket, line), media_type="application/x-ndjson")
 
     return [Route("/control", control, methods=["POST"])]
 
@@ -54,6 +56,22 @@ async def _line_of(request: Request) -> bytes:
                 ErrorCode.TOO_LARGE, f"the request has more than {MAX_REQUEST_BYTES:,} bytes"
             )
     return body.replace(b"\n", b" ") + b"\n"
+
+
+def _check_name(line: bytes) -> None:
+    """Raise ApiError for a request that names files of this machine. Whoever runs the cluster
+    refuses a line that is no request.
+    """
+    try:
+        name = json.loads(line)["request"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return
+    if name in _ON_ITS_MACHINE:
+        raise ApiError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{name} is not taken over the network, since it may name files; use --cluster NAME on "
+            "the machine where the cluster runs",
+        )
 
 
 async def _pass_on(socket: Path, line: bytes) -> AsyncIterator[bytes]:

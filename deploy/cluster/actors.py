@@ -21,10 +21,12 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from baton.deploy.certs.credential_files import CredentialFiles
+from baton.deploy.cluster.actor_process import LifeEnd
 from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.host import RouterHost, RoutingServed, WorkerHost, WorkerServed
-from baton.deploy.cluster.life_ends import forget_end
+from baton.deploy.cluster.life_ends import forget_end, read_ends
+from baton.deploy.cluster.newest_config import forget_config, put_config
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.demand.demand import Demand
@@ -66,12 +68,13 @@ class ActorHandle:
     """A router or worker in a process of its own. Ray restarts the process when it dies."""
 
     def __init__(
-        self, name: str, demand: Demand, handle: Any, group: PlacementGroup | None
+        self, name: str, config: Any, demand: Demand, handle: Any, group: PlacementGroup | None
     ) -> None:
-        """handle: Ray's, of the actor that was created. group: what is reserved for it; None:
-        nothing.
+        """config: of a router or a worker. handle: Ray's, of the actor that was created. group:
+        what is reserved for it; None: nothing.
         """
         self.name = name
+        self.config = config  # of the next life of the process
         self._demand = demand
         self._handle = handle
         self._group = group
@@ -91,6 +94,16 @@ class ActorHandle:
     def restart(self) -> None:
         """End the process now; Ray starts it again, with the config that it had."""
         ray.kill(self._handle, no_restart=False)
+
+    def reconfigure(self, config: Any) -> None:
+        """Give the process another config, which it takes when it is started again."""
+        if config != self.config:
+            put_config(self.actor_id, config)
+            self.config = config
+
+    def last_end(self) -> LifeEnd | None:
+        """Return the last end that a life of the process has recorded. Raises RayError."""
+        return read_ends([self.actor_id]).get(self.actor_id)
 
     @property
     def node_id(self) -> str | None:
@@ -119,6 +132,7 @@ class ActorHandle:
         """End the process now, do not restart it, and free what was reserved for it."""
         ray.kill(self._handle, no_restart=True)
         forget_end(self.actor_id)
+        forget_config(self.actor_id)
         if self._group is not None:
             remove_placement_group(self._group)
 
@@ -169,7 +183,7 @@ class RouterHandle(ActorHandle):
             group = _reserve(demand, near, name if detached else "")
             options |= _inside(group)
         handle = ray.remote(RouterHost).options(**options).remote(kind, config, arrival, listener)
-        super().__init__(name, demand, handle, group)
+        super().__init__(name, config, demand, handle, group)
 
     def leave(self) -> Call:
         """Let the router leave new HTTP connections to its next life."""
@@ -205,7 +219,7 @@ class WorkerHandle(ActorHandle):
         group = _reserve(demand, near, name if detached else "")
         options |= _inside(group)
         handle = ray.remote(WorkerHost).options(**options).remote(kind, config, arrival)
-        super().__init__(name, demand, handle, group)
+        super().__init__(name, config, demand, handle, group)
 
     def drain(self, grace_s: float) -> Call:
         """Make the worker refuse new requests, and give running ones `grace_s` seconds."""

@@ -1,4 +1,4 @@
-"""The requests of `baton scale`, `baton restart` and `baton drain` to whoever runs the cluster.
+"""The requests of `baton scale`, `restart`, `drain` and `apply` to whoever runs the cluster.
 
 This module imports nothing of a cluster, so that the commands start at once.
 """
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Self, TypeGuard
 
 from baton.deploy.errors import ControlError
+from baton.deploy.options.setting import Setting, settings_from
 
 SCALE = "scale"
 RESTART = "restart"
 DRAIN = "drain"
+APPLY = "apply"
 ROLES = ("prefill", "decode", "router")
 _SCALED = ("prefill", "decode")
 
@@ -81,6 +83,65 @@ class RestartRequest:
                 f"got {dict(arguments)}"
             )
         return cls(tuple(roles), float(drain_s))
+
+
+@dataclass(frozen=True)
+class ApplyRequest:
+    """The settings of a file for `baton serve`, which a running cluster is to have."""
+
+    settings: tuple[Setting, ...]
+    drain_s: float  # seconds for running requests on each process that is restarted or leaves
+    dry_run: bool  # tell what would change, and change nothing
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        settings = [each.as_json() for each in self.settings]
+        return {"settings": settings, "drain_s": self.drain_s, "dry_run": self.dry_run}
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, object]) -> Self:
+        """Parse what `arguments` returned. Raises ControlError for anything else."""
+        dry_run, drain_s = arguments.get("dry_run"), arguments.get("drain_s")
+        if type(dry_run) is not bool or not _seconds(drain_s):
+            raise ControlError(
+                f"{APPLY} takes settings, drain_s, seconds from 0, and dry_run, a boolean; got "
+                f"{dict(arguments)}"
+            )
+        return cls(settings_from(arguments.get("settings")), float(drain_s), dry_run)
+
+
+@dataclass(frozen=True)
+class OptionChange:
+    """One option whose value in a file is another than that of the running cluster."""
+
+    before: Setting
+    after: Setting
+    restarts: tuple[str, ...] = ()  # the roles that must be restarted; none: it is done at once
+    new_start: bool = False  # only a new start of the cluster can change it
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "before": self.before.as_json(),
+            "after": self.after.as_json(),
+            "restarts": list(self.restarts),
+            "new_start": self.new_start,
+        }
+
+
+def changes_in(answer: Mapping[str, object]) -> tuple[OptionChange, ...]:
+    """Parse an answer to an `ApplyRequest`. Raises ControlError for another form."""
+    try:
+        return tuple(
+            OptionChange(
+                settings_from([each["before"]])[0],
+                settings_from([each["after"]])[0],
+                tuple(map(str, each["restarts"])),
+                bool(each["new_start"]),
+            )
+            for each in answer["changes"]  # type: ignore[attr-defined]
+        )
+    except (KeyError, TypeError) as err:
+        raise ControlError(f"expected changes of options; got {dict(answer)}") from err
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from baton.deploy.errors import ScaleError
 from baton.deploy.messages.start_progress import Silent, StartProgress
 from baton.deploy.process.ports import PortKeeper
 from baton.rpc.file_watcher import FileWatcher
-from baton.rpc.identity import Identity
+from baton.rpc.identity import Identity, ProcessRole
 from baton.rpc.revoked import REVOKED, read_revoked
 from baton.worker.runtime import WorkerStarted
 
@@ -72,14 +72,14 @@ class Cluster:
             held.enter_context(self._kept)
             joined = None if detached else held.enter_context(ray_for(config, ray_watch))
             self._ray = joined or RayAround()
-            self._wiring = record.wiring if record else self._settle(config, held)
+            self.wiring = record.wiring if record else self._settle(config, held)
             # In its first life this process has reserved the ports itself.
-            self._ports = PortKeeper(self._wiring.listening if record else ())
+            self._ports = PortKeeper(self.wiring.listening if record else ())
             held.callback(self._ports.close)
-            self.config = self._wiring.config
+            self.config = self.wiring.config
             budgets = None if record is None else record.budgets
-            self._fleet = Fleet(self._wiring, detached=detached is not None, budgets=budgets)
-            self.routers = Routers(self._wiring, detached=detached is not None)
+            self._fleet = Fleet(self.wiring, detached=detached is not None, budgets=budgets)
+            self.routers = Routers(self.wiring, detached=detached is not None)
             self._held = held.pop_all()
         self._renewing = ExitStack()  # of certificates on other hosts
         self._changing = ChangeLock()
@@ -102,12 +102,12 @@ class Cluster:
     @property
     def operator_folder(self) -> Path:
         """Return the folder of the operator's certificate, by which its holder calls workers."""
-        return self._wiring.credentials.folder_of(*OPERATOR)
+        return self.wiring.credentials.folder_of(*OPERATOR)
 
     @property
     def address(self) -> RouterAddress:
         """Return the first router's URL, the operator's key and the trust in its certificate."""
-        return RouterAddress(self.http_url, self._wiring.operator_key, self.routers.trust)
+        return RouterAddress(self.http_url, self.wiring.operator_key, self.routers.trust)
 
     @property
     def router(self) -> RouterClient:
@@ -179,6 +179,27 @@ class Cluster:
                 self._join(joining, progress or Silent())
             elif leaving := members[count:]:
                 self._leave(leaving, drain_s, progress or Silent())
+
+    def reconfigure(
+        self,
+        config: ClusterConfig,
+        roles: Collection[ProcessRole],
+        drain_s: float,
+        progress: StartProgress | None = None,
+    ) -> list[str]:
+        """Give routers, workers, and workers to come another config, and restart those of `roles`,
+        one after another, while all others serve. Return their names.
+
+        config: differs only in what a restart can change; how many workers there are stays. Raises
+        ScaleError or StartError; then all have again what they had before.
+        """
+        here = self.config
+        config = replace(config, prefill=here.prefill, decode=here.decode)
+        before, after = self.wiring, replace(self.wiring, config=config)
+        done = self.rolling.reconfigure(before, after, roles, drain_s, progress or Silent())
+        self.wiring, self.config = after, config
+        self._save(self._fleet.all_members)
+        return done
 
     def look_after(self) -> None:
         """Keep the routers' ports for them. Raises RayLostError if a Ray of our own has lost a
@@ -258,7 +279,7 @@ class Cluster:
         return replace(wiring, listener=keep_listener(host, port, self._owner, self._kept))
 
     def _connect(self, phase: str) -> None:
-        with self._timed("Ray"):
+        with _timed(self.seconds, "Ray"):
             self._progress.update("Ray", phase, 0.0)
             self._ray.connect()
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
@@ -266,7 +287,7 @@ class Cluster:
     def _start(self, members: Sequence[Member]) -> None:
         """Start routers and workers, and return when all serve."""
         self._save(members, serves=False)
-        with self._timed("workers"):
+        with _timed(self.seconds, "workers"):
             # All start at once: the routers' addresses are settled, so no worker waits for them.
             nodes = self._fleet.find_room(members, self.routers.wishes)
             # Routers of a supervisor that died while it started them run already.
@@ -275,13 +296,13 @@ class Cluster:
             started = self._wait_for(starting, self._progress)
             self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
             self.workers.update(started)
-        with self._timed("registration"):
+        with _timed(self.seconds, "registration"):
             self.routers.wait_until_ready(self.workers)
         self._save(members)
 
     def _take_over(self, members: Sequence[Member]) -> None:
         """Find routers and workers, which serve or are being restarted, and do not disturb them."""
-        with self._timed("taking over"):
+        with _timed(self.seconds, "taking over"):
             routers = self.routers.begin({}, anew=False)
             workers = self._fleet.begin(members, {})
             actors.end_strangers({each.name for each in (*routers, *workers)})
@@ -294,7 +315,7 @@ class Cluster:
         """Record who belongs to the cluster, for the supervisor's next life."""
         if self._detached is not None:
             budgets = self._fleet.budgets
-            record = ClusterRecord(self._wiring, tuple(members), budgets, serves)
+            record = ClusterRecord(self.wiring, tuple(members), budgets, serves)
             self._detached.store.write(record)
 
     def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
@@ -329,11 +350,13 @@ class Cluster:
         shared = self.config.ray_address is not None
         return wait_for_all(starting, progress, self.config.start_deadline_s, shared=shared)
 
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[part] = time.monotonic() - began
+
+@contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Note how long a part takes, in seconds."""
+    began = time.monotonic()
+    yield
+    seconds[part] = time.monotonic() - began
 
 
 def _copied(fleet: Fleet, routers: Routers) -> Files:

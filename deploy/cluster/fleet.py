@@ -15,6 +15,7 @@ from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.host import WorkerServed
 from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.newest_config import with_changes
 from baton.deploy.cluster.preflight import check_fits, check_together
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.wiring import Wiring
@@ -96,6 +97,28 @@ class Fleet:
         """Return the present process of each worker that has one, by worker_id."""
         processes = processes_of(self.actors)
         return {name: each.pid for name, each in processes.items() if each.pid}
+
+    def check(self, wiring: Wiring) -> None:
+        """Raise StartError if what another wiring changes does not fit into a worker's memory."""
+        for actor, config in self._configs_in(wiring).items() if self._sees_memory else ():
+            promised = self.budgets[actor.name] // config.engine.tp
+            check_fits(actor.name, replace(config.engine, memory_bytes=promised))
+
+    def adopt(self, wiring: Wiring) -> None:
+        """Give the workers, from their next start on, and those that join, what differs in another
+        wiring.
+        """
+        for actor, config in self._configs_in(wiring).items():
+            actor.reconfigure(config)
+        self._wiring = wiring
+
+    def _configs_in(self, wiring: Wiring) -> dict[WorkerHandle, WorkerConfig]:
+        """Return each worker's config with what differs in another wiring."""
+        before = self._wiring
+        return {
+            actor: with_changes(actor.config, before.worker(member), wiring.worker(member))
+            for member, actor in self._actors.items()
+        }
 
     def find_room(self, members: Sequence[Member], besides: Sequence[Wish] = ()) -> dict[str, str]:
         """Return the id of a Ray node for each worker that is about to be created.

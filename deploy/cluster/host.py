@@ -19,7 +19,8 @@ from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.kept_listener import take
-from baton.deploy.cluster.life_ends import record_end
+from baton.deploy.cluster.life_ends import NO_START, record_end
+from baton.deploy.cluster.newest_config import newest_config
 from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces, following
 from baton.deploy.errors import StartError
@@ -173,6 +174,7 @@ class RouterHost(Host[RoutingServed]):
             await asyncio.to_thread(self._served.leave)
 
     def _make(self) -> RoutingServed:
+        self._config = newest_config(self._config)
         if self._listener is not None:
             self._config = replace(self._config, http_socket=take(self._listener))
         if self._arrival is not None:
@@ -219,7 +221,7 @@ class WorkerHost(Host[WorkerServed]):
             self._served.meet_routers({name: place.internal for name, place in places.items()})
 
     def _make(self) -> WorkerServed:
-        self._config = self._arrival.complete(self._config, self._held)
+        self._config = self._arrival.complete(newest_config(self._config), self._held)
         return self._kind(self._config, self._owner)
 
 
@@ -236,7 +238,7 @@ def _end_if_failed(start: "asyncio.Task[Any]") -> None:
     """End a process that Ray has started again and that cannot serve, for Ray to try once more."""
     if not start.cancelled() and (error := start.exception()) is not None:
         log.critical("cannot start: %s; trying again in %g s", error, _AGAIN_S)
-        reason = f"cannot start: {error}"
+        reason = f"{NO_START}: {error}"
         child_thread(lambda: record_end(reason), "record of the end", _not_recorded)
         start.get_loop().call_later(_AGAIN_S, os._exit, 1)
 

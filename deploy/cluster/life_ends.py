@@ -10,6 +10,8 @@ from baton.deploy.cluster import ray_nodes
 from baton.deploy.cluster.actor_process import LifeEnd
 from baton.deploy.cluster.ray_private import ControlStoreSpace
 
+NO_START = "cannot start"
+"""The first words of a reason where a life could not start."""
 _SPACE = "baton-ends"
 _MOST_CHARS = 2000
 """The length of a reason: an error may carry a whole message of a library's."""

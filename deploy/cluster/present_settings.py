@@ -14,25 +14,33 @@ def present_settings(cluster: Cluster) -> tuple[Setting, ...]:
     """Return each option with its present value. The source tells what an open value, as `auto`,
     stands for here.
     """
-    config = cluster.config
+    settled = _settled(cluster.config) | {"http-port": cluster.http_url.rpartition(":")[2]}
+    return tuple(_told(each, settled) for each in scaled_settings(cluster))
+
+
+def scaled_settings(cluster: Cluster) -> tuple[Setting, ...]:
+    """Return each option as it was given, with the numbers of workers that there are now."""
     counts = {
         "prefill": len(cluster.members(Role.PREFILL)),
-        "decode": len(cluster.members(Role.DECODE)) / config.decode_dp,
+        "decode": len(cluster.members(Role.DECODE)) / cluster.config.decode_dp,
     }
-    settled = _settled(config) | {"http-port": cluster.http_url.rpartition(":")[2]}
-    return tuple(_present(each, counts, settled) for each in config.settings)
+    return tuple(_counted(each, counts) for each in cluster.config.settings)
 
 
-def _present(
-    setting: Setting, counts: Mapping[str, float], settled: Mapping[str, object]
-) -> Setting:
-    count = counts.get(setting.name)
-    if count is not None and count != setting.value:
-        return replace(setting, value=count, source=f"baton scale; {setting.value} before")
+def _counted(setting: Setting, counts: Mapping[str, float]) -> Setting:
+    count = counts.get(setting.name, setting.value)
+    if count == setting.value:
+        return setting
+    assert isinstance(count, int | float)
+    whole = int(count) if count == int(count) else count  # a scaled group may lack ranks
+    return replace(setting, value=whole, source=f"baton scale; {setting.value} before")
+
+
+def _told(setting: Setting, settled: Mapping[str, object]) -> Setting:
     here = settled.get(setting.name)
-    if here is not None and str(here) != str(setting.value):
-        return replace(setting, source=f"{setting.source}; {here} here")
-    return setting
+    if here is None or str(here) == str(setting.value):
+        return setting
+    return replace(setting, source=f"{setting.source}; {here} here")
 
 
 def _settled(config: ClusterConfig) -> dict[str, object]:

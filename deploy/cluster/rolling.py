@@ -4,15 +4,19 @@ import time
 from collections.abc import Collection, Mapping
 
 from baton.core.role import ROUTED_ROLES
+from baton.deploy.cluster.actor_process import LifeEnd
 from baton.deploy.cluster.actors import WorkerHandle
 from baton.deploy.cluster.change_lock import ChangeLock
 from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
+from baton.deploy.cluster.life_ends import NO_START
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.routers import Routers
-from baton.deploy.errors import ScaleError
+from baton.deploy.cluster.wiring import Wiring
+from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.messages.start_progress import StartProgress
 from baton.rpc.identity import ProcessRole
 
+_LOOK_S = 2.0  # between two looks for a process that could not start
 _UNDRAIN_S = 30.0  # for a worker to register again
 
 
@@ -38,16 +42,37 @@ class Rolling:
         continue what a worker leaves behind. The next one is restarted once every router reaches
         this one again. Raises ScaleError or StartError; then the others stay as they are.
         """
-        done = []
+        begun: list[str] = []
         with self._lock.held("a rolling restart"):
-            for role in ROUTED_ROLES:
-                for member in self._fleet.members(role) if ProcessRole(role) in roles else ():
-                    self._restart_worker(member, drain_s, progress)
-                    done.append(member.worker_id)
-            if ProcessRole.ROUTER in roles:
-                workers = list(self._fleet.started)
-                done += self._routers.restart(workers, drain_s, self._start_deadline_s, progress)
-        return done
+            self._restart_workers(roles, drain_s, progress, begun)
+            self._restart_routers(roles, drain_s, progress, begun)
+        return begun
+
+    def reconfigure(
+        self,
+        before: Wiring,
+        after: Wiring,
+        roles: Collection[ProcessRole],
+        drain_s: float,
+        progress: StartProgress,
+    ) -> list[str]:
+        """Give routers and workers what differs in another wiring, and restart those of `roles`, as
+        `restart` does.
+
+        Raises StartError or ScaleError where one does not start with that; then all have again what
+        they had before, and those that had been restarted have been so once more.
+        """
+        begun: list[str] = []
+        with self._lock.held("a change of options"):
+            self._adopt(after)
+            try:
+                self._restart_workers(roles, drain_s, progress, begun)
+                self._restart_routers(roles, drain_s, progress, begun)
+            except (StartError, ScaleError) as err:
+                self._adopt(before)
+                self._restart_again(begun, drain_s, progress)
+                raise StartError(f"{err}. The options are again those of before") from err
+        return begun
 
     def drain(self, worker_id: str, drain_s: float, progress: StartProgress) -> None:
         """Make a worker refuse new requests, give running ones `drain_s` seconds, and leave the
@@ -86,8 +111,50 @@ class Rolling:
         self._routers.wait_until_ready([worker_id], _UNDRAIN_S)
         progress.done(worker_id, "takes requests again")
 
-    def _restart_worker(self, member: Member, drain_s: float, progress: StartProgress) -> None:
-        name = member.worker_id
+    def check(self, wiring: Wiring) -> None:
+        """Raise StartError if the members cannot have what differs in another wiring."""
+        self._fleet.check(wiring)
+
+    def _adopt(self, wiring: Wiring) -> None:
+        self._fleet.adopt(wiring)
+        self._routers.adopt(wiring)
+
+    def _restart_workers(
+        self,
+        roles: Collection[ProcessRole],
+        drain_s: float,
+        progress: StartProgress,
+        begun: list[str],
+    ) -> None:
+        """begun: takes the name of each worker before its restart."""
+        for role in ROUTED_ROLES:
+            for member in self._fleet.members(role) if ProcessRole(role) in roles else ():
+                begun.append(member.worker_id)
+                self._restart_worker(member.worker_id, drain_s, progress)
+
+    def _restart_routers(
+        self,
+        roles: Collection[ProcessRole],
+        drain_s: float,
+        progress: StartProgress,
+        begun: list[str],
+    ) -> None:
+        """begun: takes the names of the routers before their restart."""
+        if ProcessRole.ROUTER in roles:
+            begun += self._routers.names
+            workers = list(self._fleet.started)
+            self._routers.restart(workers, drain_s, self._start_deadline_s, progress)
+
+    def _restart_again(
+        self, names: Collection[str], drain_s: float, progress: StartProgress
+    ) -> None:
+        """Restart these once more: the last of them does not serve."""
+        for name in reversed([each for each in names if each not in self._routers.names]):
+            self._restart_worker(name, drain_s, progress)
+        if not set(self._routers.names).isdisjoint(names):
+            self._restart_routers({ProcessRole.ROUTER}, drain_s, progress, [])
+
+    def _restart_worker(self, name: str, drain_s: float, progress: StartProgress) -> None:
         actor: WorkerHandle = self._fleet.find(name)[1]
         before = _incarnations(self._routers)
         progress.update(name, f"draining, for {drain_s:g} s at most", 0.0)
@@ -95,9 +162,29 @@ class Rolling:
         progress.update(name, "starts again", 0.5)
         began = time.monotonic()
         actor.restart()
-        newer = {name: before.get(name, 0) + 1}
-        self._routers.wait_until_ready([name], self._start_deadline_s, newer)
+        self._wait_for_start(actor, before.get(name, 0) + 1, actor.last_end())
         progress.done(name, f"serves again after {time.monotonic() - began:.1f} s")
+
+    def _wait_for_start(self, actor: WorkerHandle, incarnation: int, end: LifeEnd | None) -> None:
+        """Wait until routers reach this incarnation of a worker, or a later one.
+
+        end: that of its process's last life that recorded one. Raises StartError at the deadline,
+        and once two lives have ended because they could not start.
+        """
+        until, failed = time.monotonic() + self._start_deadline_s, set[LifeEnd]()
+        while True:
+            wait_s = max(0.0, min(_LOOK_S, until - time.monotonic()))
+            try:
+                self._routers.wait_until_ready([actor.name], wait_s, {actor.name: incarnation})
+                return
+            except StartError:
+                now = actor.last_end()
+                if now is not None and now != end and now.reason.startswith(NO_START):
+                    failed.add(now)
+                    if len(failed) > 1:
+                        raise StartError(f"{actor.name}: {now.reason}") from None
+                if time.monotonic() >= until:
+                    raise
 
     def _check_others(self, member: Member) -> None:
         """Raise ScaleError if no other worker of the member's role takes requests."""

@@ -17,6 +17,7 @@ from baton.deploy.cluster.capacity import Wish
 from baton.deploy.cluster.control_relay import start_relay
 from baton.deploy.cluster.fleet import STOP_MARGIN_S
 from baton.deploy.cluster.joined_ray import router_wishes
+from baton.deploy.cluster.newest_config import with_changes
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
 from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
 from baton.deploy.cluster.wiring import Wiring
@@ -112,6 +113,14 @@ class Routers:
             for number, wish in enumerate(self.wishes)
         ]
         return self._actors
+
+    def adopt(self, wiring: Wiring) -> None:
+        """Give the routers, from their next start on, what differs in another wiring."""
+        before = self._wiring
+        for number, actor in enumerate(self._actors):
+            changed = with_changes(actor.config, before.router(number), wiring.router(number))
+            actor.reconfigure(changed)
+        self._wiring = wiring
 
     def files(self) -> dict[ActorHandle, Callable[[], CredentialFiles]]:
         """Return how to read the files on this machine that routers on others have copies of."""

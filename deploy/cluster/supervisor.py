@@ -39,12 +39,14 @@ class Supervisor:
         detached: Detached | None = None,
         process: tuple[int, float] | None = None,
         ray_watch: RayWatch | None = None,
+        more_handlers: Callable[[Cluster], Handlers] = lambda cluster: {},
     ) -> None:
         """Reserve ports and memory. Raises StartError.
 
         folder: of the state file and the control socket. owner: of the threads of this process
         that run beside their makers. process: pid and creation time of the one
         with which the cluster ends; see `ClusterState`. ray_watch: as for `Cluster`.
+        more_handlers: of requests that need what this room does not import.
         """
         self.reports = StartReports(progress)
         # Its routers pass on requests from other machines.
@@ -57,6 +59,7 @@ class Supervisor:
         self._phase = "starting"
         self._stop = threading.Event()
         self._changes = RunningChanges()
+        self._changing = {**control_handlers(self.cluster), **more_handlers(self.cluster)}
         self._members = MemberWatch(self.cluster, self._changes)
 
     @contextmanager
@@ -101,8 +104,7 @@ class Supervisor:
 
     def _handlers(self) -> Handlers:
         served = {
-            name: self._once_serving(name, handler)
-            for name, handler in control_handlers(self.cluster).items()
+            name: self._once_serving(name, handler) for name, handler in self._changing.items()
         }
         return {**served, STOP: self._handle_stop, DESCRIBE: self._handle_describe}
 

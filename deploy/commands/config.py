@@ -52,8 +52,8 @@ for _name in KINDS:
 @_CHANGED
 @takes(RouterChoice)
 def cluster(choice: RouterChoice, as_json: bool, changed: bool) -> None:
-    """Print what a running cluster uses: what `baton serve` was given, what `baton scale` has
-    changed since, and what open values stand for there.
+    """Print what a running cluster uses: what `baton serve` was given, what `baton scale` and
+    `baton apply` have changed since, and what open values stand for there.
     """
     answer = control_from(choice).ask(CONFIG, {}, Silent())
     _print(settings_from(answer["settings"]), "serve", as_json, changed)

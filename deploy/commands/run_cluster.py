@@ -8,11 +8,12 @@ from functools import partial
 from rich.console import Console
 
 from baton.core.supervised import ProcessSupervisor
+from baton.deploy.apply_settings import apply_handlers
 from baton.deploy.cluster.preflight import check_device, check_model, with_ends
 from baton.deploy.cluster.ray_lost import RayWatch, watching_ray
 from baton.deploy.cluster.supervisor import Supervisor
 from baton.deploy.commands.run_detached import run_detached
-from baton.deploy.config_from import cluster_device_from, config_from
+from baton.deploy.config_from import cluster_device_from, serve_config_from
 from baton.deploy.errors import RayLostError, StartError
 from baton.deploy.files.owned_folder import owned_folder
 from baton.deploy.files.state_file import folder, process_named
@@ -32,16 +33,9 @@ def run_cluster(
     settings: the options that have made the arguments. Raises StartError.
     """
     device = cluster_device_from(arguments)
-    config = config_from(arguments, device)
+    config = serve_config_from(arguments, device, settings)
     if device.why:
         console.print(f"device: {device.name} ({device.why})", highlight=False, soft_wrap=True)
-    config = replace(
-        config,
-        router=replace(config.router, **vars(arguments.listen)),
-        name=arguments.name or config.name,
-        drain_s=arguments.stop.drain_s,
-        settings=settings,
-    )
     here = config.ray_address is None
     check_device(config.engine, here=here, demand=config.gpu_demand)
     check_model(config.engine, config.router.template)
@@ -57,7 +51,13 @@ def run_cluster(
             with shown(console) as progress:
                 process = process_named(os.getpid())
                 supervisor = Supervisor(
-                    config, own, progress, owner, process=process, ray_watch=ray_watch
+                    config,
+                    own,
+                    progress,
+                    owner,
+                    process=process,
+                    ray_watch=ray_watch,
+                    more_handlers=apply_handlers,
                 )
                 cluster = stack.enter_context(supervisor.running())
             print_banner(console, banner_of(cluster), seconds_since_command())

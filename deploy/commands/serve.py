@@ -10,20 +10,12 @@ from baton.deploy.files.example_model import tell_of_example
 from baton.deploy.files.model_folder import check_folder
 from baton.deploy.files.state_file import check_unused
 from baton.deploy.lazy_import import import_and_call
-from baton.deploy.options.access import (
-    check_access,
-    check_exposed,
-    client_tls_of,
-    readable_on_the_way,
-)
+from baton.deploy.options.access import client_tls_of, readable_on_the_way
 from baton.deploy.options.click_options import takes
-from baton.deploy.options.cluster import authority_of
 from baton.deploy.options.config_file import FileCommand
 from baton.deploy.options.in_force import settings_in_force
 from baton.deploy.options.model import folder_of
-from baton.deploy.options.placement import placement_of
-from baton.deploy.options.records import check_dump, check_profiles, check_telemetry
-from baton.deploy.options.serve import ServeArguments
+from baton.deploy.options.serve import ServeArguments, check_arguments
 from baton.deploy.process.gpu_driver import check_driver
 
 
@@ -34,14 +26,8 @@ def serve(arguments: ServeArguments) -> None:
     if arguments.name is not None:
         check_name(arguments.name)
         check_unused(arguments.name)
+    check_arguments(arguments)
     router, host = arguments.router, arguments.listen.host
-    check_exposed(host, router.api_keys, insecure=arguments.exposure.insecure)
-    check_access(router)
-    authority_of(arguments.authority)
-    check_dump(router.dump)
-    check_telemetry(router.telemetry)
-    placement_of(arguments.placement)
-    check_profiles(arguments.profiles)
     model = arguments.engine.model
     if arguments.engine.compute.device == "cuda" and arguments.cluster.ray_address is None:
         check_driver("cuda")

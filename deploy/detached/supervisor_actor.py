@@ -15,6 +15,7 @@ import ray
 from baton.core import logs
 from baton.core.errors import BatonError
 from baton.core.supervised import ProcessSupervisor, child_thread
+from baton.deploy.apply_settings import apply_handlers
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.record import Detached, RecordStore
 from baton.deploy.cluster.start_reports import StartReport
@@ -102,7 +103,13 @@ class SupervisorActor:
 
     def _supervise(self, detached: Detached) -> None:
         self._supervisor = supervisor = Supervisor(
-            self._config, detached.folder, Silent(), self._owner, detached, self._ray_process
+            self._config,
+            detached.folder,
+            Silent(),
+            self._owner,
+            detached,
+            self._ray_process,
+            more_handlers=apply_handlers,
         )
         with supervisor.running() as cluster:
             self._banner = banner_of(cluster)

@@ -4,15 +4,26 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from click.core import ParameterSource
 
-from baton.core.options import Declared, Group, TokensOr
-from baton.deploy.options.click_options import GroupedOption, settings_of, shown_default, typed_in
+from baton.core.options import Declared, FolderOrName, Group, TokensOr
+from baton.deploy.errors import StartError
+from baton.deploy.options.click_options import (
+    GroupedOption,
+    keep_settings,
+    options_of,
+    read_options,
+    settings_of,
+    shown_default,
+    typed_in,
+)
 from baton.deploy.options.setting import COMMAND_LINE, DEFAULT, Setting, Value
 from baton.deploy.options.value_schema import takes_several
 
+T = TypeVar("T")
 _PLAIN = re.compile(r"[A-Za-z/_]([\w/.@:+-]*[\w/.@+-])?")  # needs no quotes in YAML
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # in some YAML
 _VALUES = 43  # columns before the sources
@@ -35,7 +46,7 @@ def _setting(ctx: click.Context, param: GroupedOption) -> Setting:
         found = settings_of(ctx)[key]
         return Setting(name, found.value, found.source)
     if source is ParameterSource.DEFAULT:
-        return Setting(name, _plain(declared, shown_default(declared)), DEFAULT)
+        return default_of(declared)
     if source is ParameterSource.ENVIRONMENT:
         return Setting(name, _plain(declared, ctx.params[key]), f"environment, {param.envvar}")
     words = isinstance(declared.option.values, TokensOr)  # what they stand for is read already
@@ -43,16 +54,43 @@ def _setting(ctx: click.Context, param: GroupedOption) -> Setting:
     return Setting(name, _plain(declared, value), COMMAND_LINE)
 
 
+def default_of(declared: Declared) -> Setting:
+    """Return the setting of an option that nobody has given."""
+    name = declared.names[0].removeprefix("--")
+    return Setting(name, _plain(declared, shown_default(declared)), DEFAULT)
+
+
 def _plain(declared: Declared, value: object) -> Value:
     """Return a value of click's as a file would have it."""
     if takes_several(declared):
         return [str(each) for each in value] if isinstance(value, tuple) else None
-    if isinstance(value, Path):
-        return str(value.absolute())
+    names_folder = isinstance(declared.option.values, FolderOrName) and Path(str(value)).is_dir()
+    if isinstance(value, Path) or names_folder:
+        return str(Path(str(value)).absolute())
     if isinstance(declared.option.values, TokensOr) and str(value).isdecimal():
         return int(str(value))
     assert value is None or isinstance(value, str | int | float)
     return value
+
+
+def read_settings(kind: type[T], settings: Iterable[Setting]) -> T:
+    """Return the dataclass of options that settings make, as a command line would.
+
+    Those that nobody has given may be left out. Raises StartError.
+    """
+    options = options_of(kind)
+    names = {name.removeprefix("--"): each.key for each in options for name in each.names}
+    given = {}
+    for each in settings:
+        if each.name not in names:
+            raise StartError(f"{each.source}: {each.name} is no option of this release")
+        if each.source != DEFAULT and each.value is not None:
+            given[names[each.name]] = each
+    params = [GroupedOption([*each.names, each.key], declared=each) for each in options]
+    ctx = click.Context(command := click.Command("settings", params=list(params)))
+    keep_settings(ctx, given, {})
+    command.parse_args(ctx, [])
+    return read_options(kind, ctx.params)
 
 
 def text_of(settings: Iterable[Setting], groups: Mapping[str, Group]) -> str:

@@ -8,12 +8,24 @@ from baton.deploy.options.access import (
     ExposureOptions,
     ListenOptions,
     StopOptions,
+    check_access,
+    check_exposed,
 )
-from baton.deploy.options.cluster import AuthorityOptions, ClusterOptions, RankOptions
+from baton.deploy.options.cluster import (
+    AuthorityOptions,
+    ClusterOptions,
+    RankOptions,
+    authority_of,
+)
 from baton.deploy.options.file_option import FileOptions
 from baton.deploy.options.model import EngineArguments
-from baton.deploy.options.placement import PlacementOptions
-from baton.deploy.options.records import ProfileOptions
+from baton.deploy.options.placement import PlacementOptions, placement_of
+from baton.deploy.options.records import (
+    ProfileOptions,
+    check_dump,
+    check_profiles,
+    check_telemetry,
+)
 from baton.router.options import RouterOptions
 
 
@@ -51,3 +63,15 @@ class ServeArguments(ClusterArguments):
     verbose: bool = option(
         False, Group.COMMAND, "Print the whole traceback if the start fails.")
 # fmt: on
+
+
+def check_arguments(arguments: ServeArguments) -> None:
+    """Check what can be checked without the model and the devices. Raises StartError."""
+    router, host = arguments.router, arguments.listen.host
+    check_exposed(host, router.api_keys, insecure=arguments.exposure.insecure)
+    check_access(router)
+    authority_of(arguments.authority)
+    check_dump(router.dump)
+    check_telemetry(router.telemetry)
+    placement_of(arguments.placement)
+    check_profiles(arguments.profiles)

@@ -13,6 +13,7 @@ from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.supervised import ProcessSupervisor
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.url_control import UrlControl
+from baton.deploy.cluster.change_requests import APPLY
 from baton.deploy.errors import DeployError, NotRunning, ScaleError
 from baton.deploy.messages.control import listening
 from baton.deploy.messages.start_progress import StartProgress
@@ -60,9 +61,11 @@ def grow(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, 
     return arguments
 
 
-async def ask(url: str, key: str, arguments: Mapping[str, Any], heard: Heard) -> Mapping[str, Any]:
+async def ask(
+    url: str, key: str, arguments: Mapping[str, Any], heard: Heard, name: str = "grow"
+) -> Mapping[str, Any]:
     client = UrlControl(RouterAddress(url, key))
-    return await asyncio.to_thread(client.ask, "grow", arguments, heard)
+    return await asyncio.to_thread(client.ask, name, arguments, heard)
 
 
 async def test_a_request_reaches_the_supervisor_and_progress_and_answer_come_back(
@@ -89,6 +92,14 @@ async def test_a_key_of_another_scope_none_and_a_router_without_keys_are_refused
         async with router(tmp_path, socket, keys=False) as url:
             with pytest.raises(DeployError, match=r"refused \(403\).*start it with --api-keys"):
                 await ask(url, "", {"decode": 2}, Heard())
+
+
+async def test_a_request_that_may_name_files_is_not_passed_on(tmp_path: Path, socket: Path) -> None:
+    with listening(socket, {"apply": grow, "grow": grow}, ProcessSupervisor()):
+        async with router(tmp_path, socket) as url:
+            with pytest.raises(DeployError, match=r"refused \(403\).*on the machine where the"):
+                await ask(url, ADMIN, {"settings": []}, Heard(), APPLY)
+            assert await ask(url, ADMIN, {"decode": 2}, Heard()) == {"decode": 2}
 
 
 async def test_a_supervisor_that_is_away_or_was_never_there_is_told(
