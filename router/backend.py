@@ -64,7 +64,7 @@ class RouterBackend:
         tracing: where spans are sent; None: nowhere.
         """
         self._config = config
-        self._model = self._shown = model
+        self._model = model
         self._table = table
         self._router_id = options.router_id
         self._credentials = options.credentials
@@ -190,9 +190,9 @@ class RouterBackend:
     async def models(self) -> Sequence[ModelInfo]:
         """Return the model, with the shortest context of any worker, if one is there."""
         shortest = self._table.contexts.of_all() or self._model.max_model_len
-        if shortest != self._shown.max_model_len:
-            self._shown = replace(self._model, max_model_len=shortest)
-        return [self._shown]
+        if shortest == self._model.max_model_len:
+            return [self._model]
+        return [replace(self._model, max_model_len=shortest)]
 
     async def server_info(self) -> Mapping[str, object]:
         active, capacity = len(self._live), self._placer.capacity()

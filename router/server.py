@@ -15,6 +15,7 @@ from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_gate import KeyGate
 from baton.api.access.keys import Key, KeyScope
+from baton.api.answer_queue import StreamPace
 from baton.api.call_log import CallLog
 from baton.api.counted_backend import CountedBackend
 from baton.api.grpc.inference import InferenceServicer
@@ -149,7 +150,13 @@ class RouterServer:
             config,
             model,
             table,
-            SessionOptions(router_id, config.lease_s, self._clock, credentials),
+            SessionOptions(
+                router_id,
+                config.lease_s,
+                self._clock,
+                credentials,
+                pace=StreamPace(config.stream_interval),
+            ),
             metrics,
             _equal if keys is None else keys.keyring.share_of,
             owner,

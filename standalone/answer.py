@@ -1,9 +1,9 @@
 """One answer of an engine in this process, as events of the API."""
 
-import asyncio
 import time
 
 from baton.api.admission.admission_queue import QueuePlace
+from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
@@ -17,8 +17,11 @@ class StandaloneAnswer:
     The engine's port writes them and one handler reads them, on the same event loop.
     """
 
-    def __init__(self, request: GenerateRequest, worker_id: str, place: QueuePlace) -> None:
-        """worker_id: the origin that an error names. place: in the queue before the engine."""
+    def __init__(
+        self, request: GenerateRequest, worker_id: str, place: QueuePlace, pace: StreamPace
+    ) -> None:
+        """worker_id: the origin that an error names. place: in the queue before the engine. pace:
+        of all answers."""
         self.request = request
         self.place = place
         self._worker_id = worker_id
@@ -33,7 +36,7 @@ class StandaloneAnswer:
         self._scheduled_s = self._arrived_s
         self._first_s: float | None = None  # when the first token was there
         self._given = 0
-        self._events: asyncio.Queue[TokenEvent | Finished | ApiError] = asyncio.Queue()
+        self._events = AnswerQueue(pace)
 
     def begin(self) -> None:
         """Note that the request's turn has come."""
@@ -42,23 +45,20 @@ class StandaloneAnswer:
 
     async def next(self) -> TokenEvent | Finished:
         """Wait for the next event. Raises the request's `ApiError`."""
-        event = await self._events.get()
-        if isinstance(event, ApiError):
-            raise event
-        return event
+        return await self._events.next()
 
     def fail(self, error: ApiError) -> None:
         """End the answer with an error. Idempotent."""
         if not self.over:
             self.over = True
-            self._events.put_nowait(error)
+            self._events.end(error)
 
     def end(self, error: ApiError) -> None:
         """End the answer with the tokens that it has so far, and `error`. Idempotent."""
         if not self.over:
             self.over = True
             usage = Usage(len(self.request.prompt_ids), self._given)
-            self._events.put_nowait(Finished(FinishReason.ERROR, usage=usage, error=error))
+            self._events.end(Finished(FinishReason.ERROR, usage=usage, error=error))
 
     def feed(self, event: engine_events.Event, at_s: float) -> None:
         """Add an engine event.
@@ -71,19 +71,19 @@ class StandaloneAnswer:
             case engine_events.Scheduled():
                 self._scheduled_s = at_s
             case engine_events.PromptScored():
-                self._events.put_nowait(TokenEvent(self._given, (), prompt_logprobs=event.scores))
+                self._events.put(TokenEvent(self._given, (), prompt_logprobs=event.scores))
             case engine_events.TokenSampled():
                 self._sampled(event, at_s)
             case engine_events.RequestFinished():
                 self.over = True
-                self._events.put_nowait(self._finished(event, at_s))
+                self._events.end(self._finished(event, at_s))
 
     def _sampled(self, event: engine_events.TokenSampled, at_s: float) -> None:
         if self._first_s is None:
             self._first_s = at_s
         self._given = event.index + 1
         logprobs = () if event.logprob is None else (event.logprob,)
-        self._events.put_nowait(TokenEvent(event.index, (event.token_id,), logprobs))
+        self._events.put(TokenEvent(event.index, (event.token_id,), logprobs))
 
     def _finished(self, event: engine_events.RequestFinished, at_s: float) -> Finished:
         return finished_of(event, self._worker_id, self._timings(at_s))

@@ -9,6 +9,7 @@ from time import monotonic
 from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds
 from baton.api.admission.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
 from baton.api.admission.room import CHUNKS_AHEAD, DECODES_AHEAD, Room
+from baton.api.answer_queue import StreamPace
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.api.errors import invalid, refused
@@ -45,11 +46,14 @@ class StandaloneBackend:
         model: ModelInfo,
         cache_scope: CacheScope = CacheScope.SHARED,
         share_of: Callable[[str | None], float] = lambda owner: 1.0,
+        stream_interval: int = 1,
     ) -> None:
         """
         cache_scope: the requests that share cached prefixes.
         share_of: returns the share of an API key.
+        stream_interval: the tokens that a stream gets at once at least.
         """
+        self._pace = StreamPace(stream_interval)
         self._context = context
         self._cache_scope = cache_scope
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
@@ -214,7 +218,7 @@ class StandaloneBackend:
                 raise refused("explain", _NO_ROUTER)
             request = in_scope(request, self._cache_scope)
             place = self._queue.enter(request)
-        answer = StandaloneAnswer(request, self._context.worker_id, place)
+        answer = StandaloneAnswer(request, self._context.worker_id, place, self._pace)
         self._answers[request.request_id] = answer
         return answer
 

@@ -114,7 +114,9 @@ class StandaloneWorker:
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
-            self.backend = StandaloneBackend(context, model, clients.cache_scope, self._share_of)
+            self.backend = StandaloneBackend(
+                context, model, clients.cache_scope, self._share_of, clients.stream_interval
+            )
             inner = _INNER.get(config.role)
             return StandaloneRole(self.backend, None if inner is None else inner(context))
 

@@ -248,7 +248,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_carried(_GENERATE, "conversation_id routing_key", "changes no answer"),
     *_label(_GENERATE, "no_logs external_trace_header received_time", "changes no answer"),
     *_label(_SAMPLING_OF_OPENAI, "spaces_between_special_tokens", "fast tokenizers have one way"),
-    *_label(_SAMPLING_OF_OPENAI, "stream_interval", "each token is sent when it is there"),
+    *_label(_SAMPLING_OF_OPENAI, "stream_interval", "the server decides: `--stream-interval`"),
     *_label(_OPENAI, "return_mm_kwargs", "no reply has any"),
     # What this server lacks.
     *_neutral(_COMPLETIONS, "suffix prompt_embeds"),

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.api.access.client_limits import ClientLimits
-from baton.api.admission.defaults import PING_S
+from baton.api.admission.defaults import MAX_JOINED_TOKENS, PING_S
 from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
-from baton.core.options import File, Group, Number, option
+from baton.core.options import File, Group, Number, Whole, option
 from baton.text.generation_config import SamplingDefaults
 from baton.text.template_options import TemplateOptions
 
@@ -52,6 +52,10 @@ class ClientServerOptions:
     incremental_streaming_output: bool = option(
         False, Group.ANSWERS,
         "Streams of /generate send only new text; by default, the whole reply so far.")
+    stream_interval: int = option(
+        1, Group.ANSWERS,
+        "Tokens that an event of a stream has at least, but for its first and last.",
+        Whole(1, MAX_JOINED_TOKENS))
     ping_s: float = option(
         PING_S, Group.ANSWERS,
         "Seconds of silence after which a stream over HTTP sends a comment, or Anthropic's ping, "

@@ -1,9 +1,8 @@
 """The answer of one attempt, between the session that receives it and the handler that reads it."""
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 
+from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import TokenEvent
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -13,18 +12,13 @@ from baton.proto.common_pb2 import PromptSource
 from baton.proto.worker_pb2 import RequestTokens
 from baton.rpc.convert import finished_from_proto, logprob_from_proto, prompt_logprobs_from_proto
 
-MAX_JOINED_TOKENS = 256
-"""An event with this many tokens is not extended further, because each extension copies it."""
-
 
 class AnswerStream:
     """The tokens of one attempt, written by one session and read by one handler on one event
     loop.
 
     The reader receives each output index once and in order, and `Finished` last: tokens that
-    earlier attempts or messages brought are dropped. Tokens that a slow reader has not taken
-    are joined into fewer events, so that it catches up and the memory is bounded by the
-    answer's length.
+    earlier attempts or messages brought are dropped.
     """
 
     def __init__(
@@ -35,8 +29,11 @@ class AnswerStream:
         *,
         given: int = 0,
         scored_to: int = 0,
+        pace: StreamPace | None = None,
     ) -> None:
-        """given, scored_to: output tokens and prompt scores that earlier attempts brought."""
+        """given, scored_to: output tokens and prompt scores that earlier attempts brought.
+        pace: that of all streams of the event loop; None: one of its own.
+        """
         self.request_id = request_id
         self.attempt = attempt
         self.handle = 0
@@ -59,15 +56,11 @@ class AnswerStream:
         """The origin of the prompt's KV and state. Set at the end, where the rank names it."""
         self._over = False
         self._clock = clock
-        self._events: deque[TokenEvent | Finished] = deque()
-        self._reader: asyncio.Future[None] | None = None  # the reader waits for it
+        self._events = AnswerQueue(pace or StreamPace())
 
     async def next(self) -> TokenEvent | Finished:
         """Return the next event. It waits until the session feeds or ends the stream."""
-        while not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._events.popleft()
+        return await self._events.next()
 
     def feed(self, tokens: RequestTokens) -> None:
         """Take a message of the rank. Tokens of another attempt are ignored."""
@@ -78,7 +71,7 @@ class AnswerStream:
             return
         event = self._new_part(tokens)
         if event is not None:
-            self._put(event)
+            self._events.put(event)
         if tokens.HasField("finished"):
             self.rank_done = True
             self.state_tokens = tokens.finished.state_tokens
@@ -96,7 +89,7 @@ class AnswerStream:
         if self.first_in is None:
             self.first_in = self._clock()
         self.next_index = index + 1
-        self._put(TokenEvent(index, (token_id,)))
+        self._events.put(TokenEvent(index, (token_id,)))
 
     def give_back(self) -> None:
         """End the stream: the rank has let go of the attempt. Does nothing if it has ended."""
@@ -110,23 +103,6 @@ class AnswerStream:
         if not self._over:
             usage = Usage(completion_tokens=self.next_index)
             self._end(Finished(reason, usage=usage, error=error))
-
-    def _put(self, event: TokenEvent) -> None:
-        if not self._events:
-            self._events.append(event)
-            self._wake()
-            return
-        last = self._events[-1]
-        if (
-            isinstance(last, TokenEvent)
-            and len(last.token_ids) < MAX_JOINED_TOKENS
-            and last.prompt_logprobs is event.prompt_logprobs is None
-        ):
-            ids, logprobs = last.token_ids + event.token_ids, last.logprobs + event.logprobs
-            self._events[-1] = TokenEvent(last.first_index, ids, logprobs)
-        else:
-            self._events.append(event)
-        self._wake()
 
     def _new_part(self, tokens: RequestTokens) -> TokenEvent | None:
         old = self.next_index - tokens.first_index
@@ -152,12 +128,7 @@ class AnswerStream:
 
     def _end(self, finished: Finished) -> None:
         self._over = True
-        self._events.append(finished)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._events.end(finished)
 
     def _gap(self, first_index: int) -> ApiError:
         return ApiError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from baton.api.admission.step_times import DecodeStepTimes, StepClock
+from baton.api.answer_queue import StreamPace
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, BatonError, PeerLostError
 from baton.proto import worker_pb2_grpc
@@ -46,6 +47,7 @@ class SessionOptions:
     step_times: DecodeStepTimes = field(
         default_factory=DecodeStepTimes
     )  # of all ranks; sessions add to it
+    pace: StreamPace = field(default_factory=StreamPace)  # of all answers
 
 
 class RankSession:
@@ -87,6 +89,7 @@ class RankSession:
             self._options.clock,
             given=len(request.output_ids),
             scored_to=scored_to,
+            pace=self._options.pace,
         )
         if not self.ready:
             stream.rank_done = True

@@ -25,7 +25,7 @@ OPEN = {"authorization": f"Bearer {INFER}"}
 
 @dataclass
 class Reply:
-    """It keeps what an application sent, and whether that read the body."""
+    """The reply of an application, with a note on the body: was it read?"""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

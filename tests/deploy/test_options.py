@@ -204,10 +204,12 @@ def test_how_state_travels_is_told_to_every_worker() -> None:
 
 
 def test_what_streams_send_reaches_the_router() -> None:
-    for words, wanted in (((), False), (("--incremental-streaming-output",), True)):
-        config = parse_cluster(*words)
-        router = wired(config).router()
-        assert router.incremental_streaming_output is wanted
+    for words, wanted in (
+        ((), (False, 1)),
+        (("--incremental-streaming-output", "--stream-interval", "8"), (True, 8)),
+    ):
+        router = wired(parse_cluster(*words)).router()
+        assert (router.incremental_streaming_output, router.stream_interval) == wanted
 
 
 class StoppedAtStartError(StartError):
@@ -264,7 +266,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--tp", "2", "--decode-tp", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
-        "--sse-ping-interval", "3",
+        "--stream-interval", "4", "--sse-ping-interval", "3",
         "--unknown-fields", "refuse", "--sampling-defaults", "none",
         "--closed-objects",
         "--chat-template", __file__, "--default-chat-template-kwargs", '{"a": 1}',

@@ -5,13 +5,14 @@ import random
 
 import pytest
 
+from baton.api.admission.defaults import MAX_JOINED_TOKENS
 from baton.api.backend import TokenEvent
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.proto import common_pb2
 from baton.proto.worker_pb2 import RequestTokens
-from baton.router.sessions.answer_stream import MAX_JOINED_TOKENS, AnswerStream
+from baton.router.sessions.answer_stream import AnswerStream
 
 
 def stream() -> AnswerStream:
