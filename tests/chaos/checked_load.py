@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from chaos.served_hosts import ServedHosts, StreamError
+from chaos.served_hosts import ServedCluster, StreamError
 from deploy.tiny_worker import Client, prompt, served
 
 CUTS = 2  # of each answer, where the error is measured
@@ -107,7 +107,7 @@ class CheckedLoad:
         while self.right < wanted and not self.wrong:
             await asyncio.sleep(0.05)
 
-    async def stream(self, cluster: ServedHosts, questions: Questions, number: int) -> None:
+    async def stream(self, cluster: ServedCluster, questions: Questions, number: int) -> None:
         while not self.ended.is_set():
             question = questions.asked[number % len(questions.asked)]
             number += 1
@@ -127,7 +127,7 @@ class CheckedLoad:
 
 @asynccontextmanager
 async def checked_load(
-    cluster: ServedHosts, questions: Questions, streams: int
+    cluster: ServedCluster, questions: Questions, streams: int
 ) -> AsyncIterator[CheckedLoad]:
     """Keep so many streams running; in the end all of them end with their last answers."""
     load = CheckedLoad()

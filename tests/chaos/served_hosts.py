@@ -22,10 +22,9 @@ ENGINE = ("--page-size", str(GRID), "--memory-gb", "0.06", "--threads", "1", "--
 
 
 @dataclass(frozen=True)
-class ServedHosts:
-    """The cluster, asked over HTTP from this machine's end of the bridge."""
+class ServedCluster:
+    """A cluster, asked over HTTP."""
 
-    hosts: RayHosts
     http: httpx.AsyncClient
 
     async def workers(self) -> dict[str, dict[str, Any]]:
@@ -34,11 +33,6 @@ class ServedHosts:
             found = (await self.http.get("/server_info")).json()["workers"]
             return {each["worker_id"]: each for each in found if each["ready"]}
         return {}
-
-    async def host_of(self, worker: str) -> str:
-        """Return the host on which a worker runs."""
-        address = (await self.workers())[worker]["address"].rpartition(":")[0]
-        return next(name for name in self.hosts.net.names if self.hosts.net.host(name) == address)
 
     async def generate(self, ids: list[int], new: int) -> list[int]:
         """Return the tokens of a streamed answer. Raises httpx.HTTPError, or StreamError."""
@@ -61,6 +55,18 @@ class ServedHosts:
         async with asyncio.timeout(DEADLINE_S):
             while not true(await self.workers()):
                 await asyncio.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class ServedHosts(ServedCluster):
+    """The cluster, asked from this machine's end of the bridge."""
+
+    hosts: RayHosts
+
+    async def host_of(self, worker: str) -> str:
+        """Return the host on which a worker runs."""
+        address = (await self.workers())[worker]["address"].rpartition(":")[0]
+        return next(name for name in self.hosts.net.names if self.hosts.net.host(name) == address)
 
 
 class StreamError(Exception):
@@ -109,7 +115,7 @@ async def served_hosts(
     with subprocess.Popen(command, env=hosts.environment(hosts.head)) as process:
         try:
             async with client_of(hosts) as http:
-                served = ServedHosts(hosts, http)
+                served = ServedHosts(http, hosts)
                 await served.until(lambda now: _runs(process) and now.keys() >= workers)
                 yield served
             for child in psutil.Process(process.pid).children():  # nsenter's, in the host
