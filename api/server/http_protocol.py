@@ -320,7 +320,8 @@ class GuardedHttp(LingeringHttp):
         """Return True if a reply to what is being read would be the next in its turn."""
         if self._reading is _Reading.BODY:
             return self.cycle is self._running and not self.cycle.response_started
-        asked = self._unparsed or self._header_bytes
+        # Who has asked nothing yet may be busy with a burst of its own: its request is on its way.
+        asked = self._running is None or self._unparsed or self._header_bytes
         return bool(asked) and not self._answering
 
     def _log(self, reason: Refusal, status: int, request_id: str) -> None:

@@ -27,7 +27,7 @@ ASK = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 )
-ENDS = {"200", "429", "503"}
+ENDS = {"200", "408", "429", "503"}  # 408: the client was too busy to send its request in time
 
 
 @pytest.fixture(scope="module")
