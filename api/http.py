@@ -29,12 +29,12 @@ from baton.api.openai.completions import CompletionsEndpoint
 from baton.api.plain import PlainEndpoints
 from baton.api.reference import reference_routes
 from baton.api.request_body import BodyReader
-from baton.api.request_ids import HEADER, RequestIds
+from baton.api.request_ids import HEADER, SYNTHETIC_HEADER, RequestIds
 from baton.api.responses.endpoint import ResponsesEndpoint
 from baton.api.text_service import TextService
 from baton.api.tokens import TokenEndpoints
 
-EXPOSED = ["retry-after", HEADER, IGNORED_HEADER, *RATE_LIMIT_HEADERS]
+EXPOSED = ["retry-after", HEADER, IGNORED_HEADER, SYNTHETIC_HEADER, *RATE_LIMIT_HEADERS]
 """The headers of replies that pages of `--cors-origin` may read."""
 
 
@@ -59,6 +59,7 @@ def make_app(
     calls: CallLog | None = None,
     metrics_of_clients: ClientMetrics | None = None,
     ping_s: float = PING_S,
+    synthetic: Callable[[], float] = lambda: 0.0,
 ) -> Starlette:
     """Return the application with all endpoints; failures have OpenAI's error body.
 
@@ -66,7 +67,9 @@ def make_app(
     in. browsers: which pages may call; None: those of the server's own address.
     keys: None serves everybody. calls: None logs no call.
     metrics_of_clients: where parts of requests that are left out are counted. ping_s: see
-    `EventStream`. Raises ConfigError for a route without a scope.
+    `EventStream`. synthetic: returns the mean length by which drafts are accepted at random, which
+    replies say in a header; 0: answers are the model's. Raises ConfigError for a route without a
+    scope.
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, text.left_out, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies, ping_s)
@@ -109,7 +112,9 @@ def make_app(
             allow_headers=["*"],
             expose_headers=EXPOSED,
         )
-    app.middleware_stack = RequestIds(served, calls, metrics_of_clients, browsers.refusal)
+    app.middleware_stack = RequestIds(
+        served, calls, metrics_of_clients, browsers.refusal, synthetic
+    )
     return app
 
 

@@ -96,6 +96,12 @@ def ending(finished: Finished | None, reason: str | None = None) -> dict[str, An
     }
 
 
+def synthetic_json(finished: Finished) -> dict[str, float]:
+    """Return the field that says that an answer is not the model's, where it is not."""
+    length = finished.synthetic_acceptance
+    return {"synthetic_acceptance": length} if length else {}
+
+
 def timings_json(finished: Finished) -> Mapping[str, int]:
     """Return the first answer's durations in microseconds. An extension of OpenAI's API."""
     return dict(vars(finished.timings))  # flat; `asdict` would copy each value, in 20 us

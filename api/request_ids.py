@@ -18,6 +18,9 @@ from baton.core.errors import ApiError
 HEADER = "x-request-id"
 _VALID = re.compile(r"[!-~]{1,128}")
 _HEADER, _IGNORED = HEADER.encode(), IGNORED_HEADER.encode()
+SYNTHETIC_HEADER = "x-baton-synthetic-acceptance"
+"""The header of replies of a server whose answers are not its model's."""
+_SYNTHETIC = SYNTHETIC_HEADER.encode()
 _REPLIED = "baton.replied"
 """The place of an ASGI scope that is taken once its reply has begun."""
 _FAULT = ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more")
@@ -39,9 +42,12 @@ class RequestIds:
         calls: CallLog | None = None,
         metrics: ClientMetrics | None = None,
         refusal: Callable[[Headers], ApiError | None] = lambda _: None,
+        synthetic: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """calls: where each request is logged; None: nowhere. metrics: where what is left out of
-        requests is counted. refusal: returns the error for a request that goes no further."""
+        requests is counted. refusal: returns the error for a request that goes no further.
+        synthetic: see `make_app`."""
+        self._synthetic = synthetic
         self._app = app
         self._calls = calls
         self._metrics = metrics
@@ -89,6 +95,8 @@ class RequestIds:
         yield _HEADER, given
         if scope["path"].startswith(ANTHROPIC_PATH):
             yield b"request-id", given  # where Anthropic's clients look for it
+        if length := self._synthetic():
+            yield _SYNTHETIC, f"{length:g}".encode()
         if names := ignored_in(scope):
             yield _IGNORED, ignored_value(names).encode()
             if self._metrics is not None:

@@ -58,5 +58,8 @@ class Finished:
     error: ApiError | None = None  # with ERROR and ABORT
     # JSON values: why the router placed the request as it did. None: nobody asked.
     explanation: Mapping[str, object] | None = field(default=None, repr=False)
+    # The mean length by which drafts are accepted at random, so that the answer is not the model's;
+    # 0: it is.
+    synthetic_acceptance: float = 0.0
     # Of the completion, up to the end of its reasoning. Counted where its text is read.
     reasoning_tokens: int = 0

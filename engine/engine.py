@@ -30,7 +30,7 @@ from baton.engine.request.request import Parked, Request, RequestSpec, RequestSt
 from baton.engine.request.request_table import RequestTable
 from baton.engine.request.stop_checker import Stop
 from baton.engine.schedule.admission_check import AdmissionCheck
-from baton.engine.schedule.canary import Canary
+from baton.engine.schedule.canary import canary_for
 from baton.engine.schedule.donations import Donations
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.result_processor import ResultProcessor
@@ -42,6 +42,7 @@ from baton.engine.settings.counters import Counters
 from baton.engine.sizing.memory_use import naming_what_is_full
 from baton.engine.speculation.drafter import drafting
 from baton.engine.speculation.proposer import Proposers
+from baton.engine.speculation.synthetic import synthetic_acceptance
 from baton.engine.status import EngineStatus, engine_status
 from baton.engine.step.kept_inputs import kept_inputs, windows
 from baton.engine.step.layer_progress import OnLayers
@@ -82,7 +83,8 @@ class Engine:
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
         drafter, guesser = drafting(config, model, self.states, self.pages, proposers)
         kept = kept_inputs(model, self.plan.step.kept_tokens, device)
-        more = self._stream, config.layer_group_bytes, kept, guesser
+        drawn = synthetic_acceptance(config, device)
+        more = self._stream, config.layer_group_bytes, kept, guesser, drawn
         if isinstance(model, LeadingModel):
             model.begin(self.states, self.pages, tables.pages, self.plan.step)
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
@@ -107,13 +109,11 @@ class Engine:
             held_fraction=config.held_fraction,
             itl_target_s=config.itl_target_s,
         )
-        self._admission = AdmissionCheck(model.config, self.plan.max_model_len, tokenizer)
+        rules = config.speculative_synthetic_acceptance is None
+        self._admission = AdmissionCheck(model.config, self.plan.max_model_len, tokenizer, rules)
         self._requests = RequestTable()
         self.reservations = Reservations(self._pools, self.counters)
-        self._canary = None
-        if config.canary:
-            stateful = bool(model.config.recurrent)
-            self._canary = Canary(config.page_size, stateful, self.plan.tables.width)
+        self._canary = canary_for(config, model.config, self.plan.tables.width)
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,

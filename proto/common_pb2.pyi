@@ -299,7 +299,7 @@ class Timings(_message.Message):
     def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ..., prefill_to_decode_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error", "state_tokens", "source")
+    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error", "state_tokens", "source", "synthetic_acceptance")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +309,7 @@ class Finished(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SYNTHETIC_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     stop_string: str
@@ -318,7 +319,8 @@ class Finished(_message.Message):
     error: Error
     state_tokens: int
     source: PromptSource
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ..., source: _Optional[_Union[PromptSource, _Mapping]] = ...) -> None: ...
+    synthetic_acceptance: float
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ..., source: _Optional[_Union[PromptSource, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ...) -> None: ...
 
 class PromptSource(_message.Message):
     __slots__ = ("reader", "state_tokens", "kv_tokens", "rank_kv_tokens", "fetch", "failed")

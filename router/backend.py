@@ -339,7 +339,9 @@ class RouterBackend:
             self._metrics.finished(usage, timings, live.request.owner)
         else:
             usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
-        live.finished = finished = replace(event, usage=usage, timings=timings)
+        drawn = self._table.synthetic_acceptance
+        finished = replace(event, usage=usage, timings=timings, synthetic_acceptance=drawn)
+        live.finished = finished
         if live.request.explain:
             live.attempt_over(self._clock(), live.outcome)
             finished = replace(finished, explanation=self.explanations.of(live))
@@ -384,12 +386,11 @@ class RouterBackend:
         if worker is None:
             return
         log.info("%s %s", worker.worker_id, change.description)
-        cluster = self._metrics.cluster
-        cluster.workers(worker.role, self._table.count(worker.role))
+        self._metrics.cluster.workers(worker.role, self._table.count(worker.role))
         if change.before is None:
-            cluster.joined(worker, lambda: self._placer.placed[worker.worker_id])
+            self._metrics.cluster.joined(worker, lambda: self._placer.placed[worker.worker_id])
         elif change.after is None:
-            cluster.gone(worker)
+            self._metrics.cluster.gone(worker)
         self._workers_changed()
 
     def _workers_changed(self) -> None:

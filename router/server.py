@@ -222,6 +222,7 @@ class RouterServer:
                 calls=calls,
                 metrics_of_clients=client_metrics,
                 ping_s=config.ping_s,
+                synthetic=lambda: table.synthetic_acceptance,
             ),
             config.host,
             config.http_port,

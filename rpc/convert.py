@@ -143,6 +143,7 @@ def finished_to_proto(finished: Finished) -> common_pb2.Finished:
         usage=usage_to_proto(finished.usage),
         timings=timings_to_proto(finished.timings),
         error=error_to_proto(finished.error) if finished.error else None,
+        synthetic_acceptance=finished.synthetic_acceptance,
     )
 
 
@@ -155,4 +156,5 @@ def finished_from_proto(message: common_pb2.Finished) -> Finished:
         usage=usage_from_proto(message.usage),
         timings=timings_from_proto(message.timings),
         error=error_from_proto(message.error) if message.HasField("error") else None,
+        synthetic_acceptance=message.synthetic_acceptance,
     )

@@ -14,6 +14,9 @@ MINORS_APART = 1
 """Minor versions between two processes that work together."""
 SHARD = "shard"
 """The name in fingerprints of how a worker divides its states. Peers may do so differently."""
+SYNTHETIC = "synthetic_acceptance"
+"""The name in fingerprints of the mean length by which a worker accepts drafts at random. Only a
+worker whose answers are therefore not the model's has it."""
 ABSENT = "(absent)"
 """The value shown for a name that only the other side's fingerprint has."""
 

@@ -125,7 +125,8 @@ class StandaloneBackend:
                         given += len(event.token_ids)
                     yield event
             outcome = event.reason.value if event.error is None else _outcome(event.error.code)
-            yield event
+            drawn = self._context.config.engine.speculative_synthetic_acceptance
+            yield replace(event, synthetic_acceptance=drawn or 0.0)
         except ApiError as error:
             outcome = _outcome(error.code)
             raise

@@ -195,6 +195,7 @@ class StandaloneWorker:
             calls=calls,
             metrics_of_clients=guard.metrics,
             ping_s=clients.ping_s,
+            synthetic=lambda: self._context.config.engine.speculative_synthetic_acceptance or 0.0,
         )
         return HttpServer(app, clients.host, clients.http_port, self._owner, tls, guard)
 

@@ -43,6 +43,7 @@ class FakeBackend:
     flushed: list[float] = field(default_factory=list)  # the timeouts it was given
     flush_failure: ApiError | None = None
     drafts: DraftUsage = NO_DRAFTS  # of each answer
+    synthetic: float = 0.0
     _held: dict[str, tuple[GenerateRequest, asyncio.Event]] = field(default_factory=dict)
 
     async def generate(
@@ -101,6 +102,7 @@ class FakeBackend:
             cut_chars=cut,
             usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1, drafts=self.drafts),
             timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
+            synthetic_acceptance=self.synthetic,
         )
         return ids, finished
 

@@ -8,7 +8,7 @@ import xxhash
 
 from baton.engine.layout.layout import Component, PageLayout, SlotLayout
 from baton.proto.version import PROTOCOL_MAJOR
-from baton.rpc.handshake import SHARD
+from baton.rpc.handshake import SHARD, SYNTHETIC
 
 
 def layout_fingerprint(
@@ -20,15 +20,18 @@ def layout_fingerprint(
     dtype: str,
     chunk_size: int,
     ranks: int = 1,
+    synthetic_acceptance: float | None = None,
 ) -> dict[str, str]:
     """Describe the layout of a worker's slots and pages, those of the undivided model.
 
     model, weights: names that are equal on every machine (a hash, not a path).
 
+    synthetic_acceptance: of a worker whose answers are not the model's: others do not mix with it.
     chunk_size: the kernel chunk, in tokens. ranks: of the worker's engine. Peers with other numbers
     work together; one of a release that does not divide states refuses all numbers but 1.
     """
-    return {
+    drawn = {} if synthetic_acceptance is None else {SYNTHETIC: f"{synthetic_acceptance:g}"}
+    return drawn | {
         "protocol": str(PROTOCOL_MAJOR),
         "model": model,
         "weights": weights,

@@ -27,6 +27,7 @@ def worker_fingerprint(config: EngineConfig, model: ModelConfig, memory: Memory)
         dtype=str(config.dtype).removeprefix("torch."),
         chunk_size=model.mamba_chunk_size,
         ranks=config.tp,
+        synthetic_acceptance=config.speculative_synthetic_acceptance,
     )
 
 

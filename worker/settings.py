@@ -27,6 +27,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "speculative_algorithm": config.speculative_algorithm.value,
         "speculative_num_draft_tokens": config.draft_tokens,
         "speculative_ngram_capacity": config.speculative_ngram_capacity,
+        "speculative_synthetic_acceptance": config.speculative_synthetic_acceptance,
         "mamba_scheduler_strategy": strategy.value,
         "mamba_track_interval": config.mamba_track_interval,
         "mamba_checkpoint_grid": grids.checkpoint,

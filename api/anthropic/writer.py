@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from baton.api.openai.chat_turn import TurnParts
+from baton.api.replies import synthetic_json
 from baton.core.finish import Finished, FinishReason
 from baton.text.reply_parser import PartKind, TextPart
 from baton.text.tool_calls import CallMore, ToolCall
@@ -112,6 +113,7 @@ class MessageWriter:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            **synthetic_json(finished),
         }
         self.message |= ended | {"usage": used}
         yield {"type": "message_delta", "delta": ended, "usage": used}

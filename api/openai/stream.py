@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.replies import timings_json, usage_json
+from baton.api.replies import synthetic_json, timings_json, usage_json
 from baton.api.sse import Json
 from baton.core.finish import Finished
 
@@ -63,14 +63,17 @@ class Envelope:
         return {
             "usage": usage_json(by_prompt, predicted=self.predicted),
             "timings": timings_json(finished[0]),
-            **explanations(finished),
+            **remarks(finished),
         }
 
 
-def explanations(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the explanations of the answers, in their order; nothing if nobody asked."""
+def remarks(finished: Sequence[Finished]) -> dict[str, Any]:
+    """Return the explanations of the answers, in their order, if anybody asked; and that they are
+    not the model's, where they are not.
+    """
     found = [each.explanation for each in finished if each.explanation is not None]
-    return {"explanations": found} if found else {}
+    explained = {"explanations": found} if found else {}
+    return explained | (synthetic_json(finished[0]) if finished else {})
 
 
 class ChoiceFormat(Protocol):
@@ -87,7 +90,7 @@ async def chunks(
     envelope: Envelope, form: ChoiceFormat, deltas: AsyncGenerator[AnswerDelta, None]
 ) -> AsyncGenerator[Json, None]:
     """Yield a chunk for each choice. The last has the usage totals and the explanations, if the
-    client asked for them.
+    client asked for them, and what `remarks` has to say.
     """
     finished: dict[int, Finished] = {}
     opened = False
@@ -104,5 +107,5 @@ async def chunks(
     in_order = [finished[index] for index in sorted(finished)]
     if envelope.include_usage:
         yield envelope.around([]) | envelope.totals(in_order)
-    elif explained := explanations(in_order):
-        yield envelope.around([]) | explained
+    elif remarked := remarks(in_order):
+        yield envelope.around([]) | remarked

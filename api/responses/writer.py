@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from baton.api.openai.chat_turn import TurnParts
+from baton.api.replies import synthetic_json
 from baton.api.requests import new_request_id
 from baton.api.responses.body import ResponsesBody
 from baton.api.responses.sealed_reasoning import seal
@@ -87,6 +88,7 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
+        self.response |= synthetic_json(finished)
         status = "incomplete" if cut else "completed"
         self.response["status"] = status
         if cut:

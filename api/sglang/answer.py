@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.api.answers import AnswerDelta
 from baton.api.backend import GenerateRequest
-from baton.api.replies import timings_json
+from baton.api.replies import synthetic_json, timings_json
 from baton.api.sglang.schema import LogprobsWanted
 from baton.core.drafts import DraftUsage
 from baton.core.error_codes import ErrorCode
@@ -123,6 +123,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
         "e2e_latency": finished.timings.e2e_us / 1e6,
         "timings": timings_json(finished),
         **_drafts(finished.usage.drafts),
+        **synthetic_json(finished),
         **({} if explained is None else {"explanation": explained}),
     }
 

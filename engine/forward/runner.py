@@ -36,6 +36,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
 from baton.engine.request.draw import Draw
 from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.speculation.synthetic import SyntheticAcceptance
 from baton.engine.step.batch import Batch
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.engine.step.layer_progress import LayerBytes, LayerProgress, OnLayers
@@ -100,9 +101,12 @@ class ModelRunner:
         layer_group_bytes: int,
         kept: tuple[Tensor, ...] = (),
         proposer: DeviceProposer | None = None,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
         """kept: memory for the inputs of verified tokens; see `Window`. proposer: of
-        the drafts that the device guesses."""
+        the drafts that the device guesses. synthetic: draws which of them are right, in place of
+        verification."""
+        self._synthetic = synthetic
         self._model = model
         self._states = states
         self._pages = pages
@@ -229,7 +233,8 @@ class ModelRunner:
             sampled, verified = sample(logits, prepared.sampling, ends, tables, kernels), None
         else:
             draws = prepared.sampling, window, begun
-            sampled, verified = sample_window(logits, *draws, ends, tables, kernels, readable)
+            more = kernels, readable, self._synthetic
+            sampled, verified = sample_window(logits, *draws, ends, tables, *more)
             if forward.window is not None:
                 written = accepted(forward, window, begun, verified.counts)
                 self._model.commit(forward, self._states, written)

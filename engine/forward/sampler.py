@@ -47,12 +47,14 @@ def sample(
     ends: Tensor,
     tables: RequestTables,
     kernels: Kernels = TORCH,
+    forced: Tensor | None = None,
 ) -> Sampled:
     """Sample the draws of a step and score its prompt tokens.
 
     logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
     ends: [draws] int64, tokens of each sequence before the one that is sampled.
     tables: have the counts of the draws with penalties, which learn what is sampled.
+    forced: [draws or fewer] int64, tokens that the first draws are to give; -1: what is drawn.
     """
     draws = logits[: batch.draws]
     scores = None
@@ -63,6 +65,9 @@ def sample(
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     token_ids = drawn(draws, batch, ends, tables, kernels)
+    if forced is not None:
+        first = token_ids[: len(forced)]
+        first.copy_(torch.where(forced >= 0, forced, first))
     if batch.penalised is not None:
         known = batch.penalised
         kernels.add_token_counts(tables.counts, known.table_rows, token_ids[known.rows])

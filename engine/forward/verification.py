@@ -23,6 +23,7 @@ from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pa
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.draw import DRAW_RECORD, Draw
 from baton.engine.speculation.proposer import DecodingStep, DeviceProposer
+from baton.engine.speculation.synthetic import SyntheticAcceptance
 from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.kernels.base import Kernels
@@ -255,11 +256,13 @@ def sample_window(
     tables: RequestTables,
     kernels: Kernels,
     readable: bool = False,
+    synthetic: SyntheticAcceptance | None = None,
 ) -> tuple[Sampled, Verified]:
     """Sample the draws of a step that verifies drafts. Append those of each row that are right, but
     not what is drawn behind its newest token.
 
-    readable: the host may look whether any row goes on, and stop where none does.
+    readable: the host may look whether any row goes on, and stop where none does. synthetic: draws
+    which drafts are right; they are what is drawn in front of them.
 
     logits: [B Q + prompts' draws + scored tokens, vocab] float32, raw; changed in place
     first: the draws behind the rows' newest tokens, then those of prompts
@@ -268,19 +271,28 @@ def sample_window(
     rows, size = plan.drafts.shape[0], plan.drafts.shape[1] + 1
     window = logits[: rows * size].view(rows, size, -1)
     behind_newest = torch.cat((window[:, 0], logits[rows * size :]))
-    sampled = sample(behind_newest, first, ends, tables, kernels)
+    kept = None if synthetic is None else synthetic.draw(begun.real[:, 1:])
+
+    def force(place: int) -> Tensor | None:
+        if kept is None or place >= kept.shape[1]:
+            return None
+        return torch.where(kept[:, place], begun.drafts[:, place], -1)
+
+    sampled = sample(behind_newest, first, ends, tables, kernels, force(0))
     tokens_behind, logprobs = [sampled.token_ids[:rows]], []
     alive, ends = begun.alive, begun.ends
     counts = torch.ones_like(begun.counts)
     for place, draws in enumerate(plan.draws, 1):
-        alive = alive & (place <= begun.counts) & (tokens_behind[-1] == begun.drafts[:, place - 1])
+        right = tokens_behind[-1] == begun.drafts[:, place - 1]
+        if kept is not None:
+            right = kept[:, place - 1]
+        alive = alive & (place <= begun.counts) & right
         if readable and not alive.any():
             break
         counts += alive
         # Tokens of rows that have ended count in row 0, which is no request's.
-        found = sample(
-            window[:, place].contiguous(), _where(alive, draws), ends + place, tables, kernels
-        )
+        at_place = window[:, place].contiguous()
+        found = sample(at_place, _where(alive, draws), ends + place, tables, kernels, force(place))
         tokens_behind.append(found.token_ids)
         logprobs.append(found.logprobs)
         at = torch.where(alive, ends + place, 0)

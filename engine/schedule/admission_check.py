@@ -24,8 +24,11 @@ class AdmissionCheck:
         model: ModelConfig,
         max_model_len: int,
         tokenizer: Tokenizer | None,
+        rules: bool = True,
     ) -> None:
-        """tokenizer: for stop strings and grammars. It may have end tokens of its own."""
+        """tokenizer: for stop strings and grammars. It may have end tokens of its own. rules:
+        answers may have rules that depend on their tokens; False: drafts are accepted at random."""
+        self._rules = rules
         vocab_size = self._vocab_size = model.vocab_size
         self._max_model_len = max_model_len
         eos_ids = {*model.eos_token_ids, *(() if tokenizer is None else tokenizer.stop_ids)}
@@ -99,6 +102,12 @@ class AdmissionCheck:
             field = "bad_words" if sampling.bad_words else "allowed_token_ids"
         else:
             return None
+        if not self._rules and field != "allowed_token_ids":
+            raise RequestError(
+                f"{field} is refused here: --speculative-synthetic-acceptance makes answers at "
+                "random for benchmarks; send the request to a server without it",
+                field,
+            )
         try:
             rules = TokenRules(
                 self._grammar(spec, compiled),

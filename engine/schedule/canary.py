@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from baton.core.errors import InvariantError
 from baton.engine.layout.token_key import TOKEN_BYTES, token_key
 from baton.engine.request.request import Request, Reservation
+from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.step.batch import Batch, Row
 
 Mark = tuple[int, int]  # tokens, and the hash of that prefix and its cache salt
@@ -118,3 +119,10 @@ class Canary:
                 f"{where} read {what} {ident}, which should hold its first {expected[0]} tokens, "
                 f"but holds {holds}"
             )
+
+
+def canary_for(config: EngineConfig, model: ModelConfig, table_width: int) -> Canary | None:
+    """Return the canary of an engine; None: its options ask for none."""
+    if not config.canary:
+        return None
+    return Canary(config.page_size, bool(model.recurrent), table_width)

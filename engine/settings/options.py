@@ -14,6 +14,7 @@ from baton.engine.settings.choices import (
     LAYER_GROUP_BYTES,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
+    WINDOWS,
     LoadFormat,
     MixedBudget,
     WeightFormat,
@@ -88,6 +89,11 @@ class EngineOptions(LatencyTarget):
         None, Group.CACHE,
         "Slots for the prefix cache's snapshots; set by the memory budget when left out.",
         Whole(0))
+    speculative_synthetic_acceptance: float | None = option(
+        None, Group.DRAFTS,
+        "For benchmarks: instead of verifying drafts, draw how many are accepted, so that a row "
+        "with drafts gives so many tokens on average. Answers are then drafts, not the model's; "
+        "every reply says so. With mtp.", Number(1, WINDOWS[-1]))
     # Of other answers, in which drafts are looked up: see `SharedTexts`.
     speculative_ngram_capacity: int = option(
         0, Group.DRAFTS,

@@ -60,6 +60,7 @@ def check_options(
             "speculative_algorithm mtp guesses by a layer that steps are to run: set mtp too"
         )
     _check_texts(config)
+    _check_synthetic(config)
     check_ranks(config)
     if config.tickets < 0:
         raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
@@ -87,6 +88,28 @@ def _check_texts(config: EngineConfig) -> None:
     if capacity and not low <= capacity <= high:
         raise ConfigError(
             f"speculative_ngram_capacity must be 0 or {low} to {high} tokens; got {capacity}"
+        )
+
+
+def _check_synthetic(config: EngineConfig) -> None:
+    length, most = config.speculative_synthetic_acceptance, config.speculative_num_draft_tokens
+    if length is None:
+        return
+    if not config.mtp:
+        raise ConfigError(
+            "speculative_synthetic_acceptance draws which drafts of the model's own layer are "
+            "kept: use speculative_algorithm mtp"
+        )
+    if not 1.0 <= length <= most:
+        raise ConfigError(
+            f"speculative_synthetic_acceptance must be 1 to {most}, the tokens that a step "
+            f"verifies of a request; got {length:g}"
+        )
+    if config.canary or config.speculative_ngram_capacity:
+        which = "canary" if config.canary else "speculative_ngram_capacity"
+        raise ConfigError(
+            f"speculative_synthetic_acceptance makes answers that are not the model's, and {which} "
+            "is for those that are: leave one of them out"
         )
 
 

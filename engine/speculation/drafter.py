@@ -178,6 +178,8 @@ def _proposers(config: EngineConfig, model: Model, states: StatePool, pages: Pag
     if config.speculative_ngram_capacity:
         texts.append(SharedSource(config.speculative_ngram_capacity))
     layer = MtpProposer(model, states, pages) if model.config.mtp else None
+    if config.speculative_synthetic_acceptance is not None:
+        texts = []  # theirs are not drawn by the request's own rules
     if layer is not None and config.speculative_algorithm is SpeculativeAlgorithm.MTP:
         return Proposers(NgramProposer(), layer, tuple(texts), DraftSource.MTP)
     if config.speculative_algorithm is SpeculativeAlgorithm.NGRAM:

@@ -17,7 +17,7 @@ from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.cluster_view.contexts import Contexts
 from baton.router.cluster_view.worker_notes import WorkerNotes
-from baton.rpc.handshake import check_fingerprint, check_version
+from baton.rpc.handshake import SYNTHETIC, check_fingerprint, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
 
 DEFAULT_CHUNK = 8192
@@ -164,6 +164,13 @@ class WorkerTable:
         if role is not None:
             return [self._workers[worker_id] for worker_id in self._ids[role]]
         return sorted(self._workers.values(), key=lambda worker: id_order(worker.worker_id))
+
+    @property
+    def synthetic_acceptance(self) -> float:
+        """The mean length by which the workers accept drafts at random, all alike; 0: they verify
+        them."""
+        first = next(iter(self._workers.values()), None)
+        return 0.0 if first is None else float(first.fingerprint.get(SYNTHETIC, 0))
 
     def count(self, role: Role) -> int:
         """Return the number of workers of a role."""

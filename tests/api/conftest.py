@@ -98,6 +98,7 @@ def _connect_to(
             unknown_fields=unknown,
             incremental=incremental,
         ),
+        synthetic=lambda: backend.synthetic,
     )
 
     @asynccontextmanager

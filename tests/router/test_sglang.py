@@ -120,3 +120,18 @@ async def test_health_generate_goes_to_a_rank_and_back(tmp_path: Path) -> None:
         assert (await http.get("/health_generate")).status_code == 200
         start = await within(rank.starts.get())
     assert (list(start.prompt_ids), start.sampling.max_tokens) == ([0], 1)
+
+
+async def test_a_router_says_whose_workers_accept_drafts_at_random(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
+        assert "x-baton-synthetic-acceptance" not in (await http.get("/version")).headers
+        rank = FakeRank("d0", answer=lambda start: [tokens_of(start, [40], last=True)],
+                        synthetic_acceptance="2.5")  # fmt: skip
+        await cluster.add(FakeWorker("p0", synthetic_acceptance="2.5"), rank)
+        reply = await http.post("/generate", json={"input_ids": [10, 11]})
+        assert reply.headers["x-baton-synthetic-acceptance"] == "2.5"
+        assert reply.json()["meta_info"]["synthetic_acceptance"] == 2.5
+        # One that verifies is kept out, so that no answer is of both.
+        async with FakeRank("d1") as plain:
+            refused = await plain.register(cluster.started.internal_address)
+        assert "synthetic_acceptance: ours 2.5, theirs (absent)" in refused.error.message

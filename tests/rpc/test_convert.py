@@ -154,7 +154,7 @@ drafts = st.just(NO_DRAFTS) | st.builds(DraftUsage, st.integers(1, 2**31 - 1), b
 def test_a_finish_survives_the_wire(
     reason: FinishReason, stop_id: int | None, cut: int, usage: Usage, timings: Timings
 ) -> None:
-    finished = Finished(reason, stop_id, "stop", cut, usage, timings)
+    finished = Finished(reason, stop_id, "stop", cut, usage, timings, synthetic_acceptance=cut / 2)
     back = finished_from_proto(finished_to_proto(finished))
     assert back == finished
     assert back.usage.drafts == usage.drafts
