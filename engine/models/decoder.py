@@ -145,8 +145,8 @@ class Decoder:
         step = Step.draft(batch, states, pages)
         embedded = self.embedding(batch.token_ids)
         embedded = self.kernels.scaled(embedded, self.embedding_multiplier)
-        hidden = self._mtp.draft(batch.hidden, embedded, step)
-        return DraftResult(self.head(hidden), hidden)
+        normed, recycled = self._mtp.draft(batch.hidden, embedded, step)
+        return DraftResult(self.head(normed), recycled)
 
     @property
     def _mtp(self) -> MtpLayer:

@@ -21,6 +21,7 @@ from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import HEAD, Embedding, Head
 from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
+from baton.engine.settings.choices import MtpRecycle
 from baton.engine.settings.config import Mixer, ModelConfig
 from baton.engine.step.recurrent_index import SHIFT_WIDTH
 
@@ -65,12 +66,14 @@ class MtpTensors:
     """The layer of multi-token prediction in a family's checkpoints.
 
     count: the field of config.json with the number of such layers; default: without it.
+    recycle: what a further draft goes on from; each family says by whose measurement.
     used: those of `Family.ignored` that are read where the layer is run. ignored: patterns of
     tensors that are not used then, such as copies of the model's own.
     """
 
     count: str
     default: int
+    recycle: MtpRecycle
     used: tuple[str, ...] = ("mtp.*",)
     ignored: tuple[str, ...] = ()
 
@@ -208,6 +211,7 @@ def with_mtp(config: ModelConfig, family: Family) -> ModelConfig:
     return replace(
         config,
         mtp=True,
+        mtp_recycle=family.mtp.recycle,
         recurrent=(*config.recurrent, hidden),
         attention=(*config.attention, config.attention[-1]),
     )

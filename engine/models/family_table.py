@@ -100,7 +100,8 @@ def _right(named: Family | None, built: Family) -> str:
 def configured_model(config: EngineConfig) -> ModelConfig:
     """Read the configuration of the model that an engine of these options runs."""
     dtypes = config.dtype, config.ssm_dtype, config.conv_dtype
-    return read_config(config.model, *dtypes, mtp=config.mtp)
+    model = read_config(config.model, *dtypes, mtp=config.mtp)
+    return replace(model, mtp_recycle=config.mtp_recycle or model.mtp_recycle)
 
 
 def read_config(

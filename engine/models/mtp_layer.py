@@ -10,6 +10,7 @@ from baton.engine.models.layers.hidden_shift import HiddenShift
 from baton.engine.models.layers.linear import Linear
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.step import Step
+from baton.engine.settings.choices import MtpRecycle
 from baton.kernels.base import Kernels
 
 
@@ -42,7 +43,7 @@ class MtpLayer:
     an entry of a cached page is right for every continuation. A step needs nothing else of the
     layer.
 
-    branches: what follows the attention. norm: the last; its result gives the logits, and is what
+    branches: what follows the attention. norm: the last; its result gives the logits. recycle: what
     the next depth takes as hidden state.
     """
 
@@ -55,6 +56,7 @@ class MtpLayer:
     attention: WritingAttention
     branches: tuple[Branch, ...]
     norm: Norm
+    recycle: MtpRecycle
 
     def record(self, hidden: Tensor, embedded: Tensor, step: Step) -> None:
         """Write the entries of all tokens of a step, and the last hidden states of its rows.
@@ -64,18 +66,19 @@ class MtpLayer:
         fused = self._fused(embedded, self.shift(hidden, step))
         self.attention.write(self.attention_norm(fused), step)
 
-    def draft(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
+    def draft(self, hidden: Tensor, embedded: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Run the layer on one token a row.
 
         hidden: [B, hidden], of the token before each. embedded: [B, hidden], of the tokens
-        returns [B, hidden], behind `norm`
+        returns [B, hidden] behind `norm`, and what the next depth goes on from, the same shape
         """
         x = self._fused(embedded, hidden)
         attended = self.attention(self.attention_norm(x), step)
         x = self.kernels.add_scaled(x, attended, 1.0)
         for branch in self.branches:
             x = branch(x, embedded, step)
-        return self.norm(x)
+        normed = self.norm(x)
+        return normed, normed if self.recycle is MtpRecycle.AFTER_NORM else x
 
     def _fused(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         return self.fuse(

@@ -37,6 +37,13 @@ class SpeculativeAlgorithm(StrEnum):
     MTP = "mtp"  # what the model's own layer of multi-token prediction expects
 
 
+class MtpRecycle(StrEnum):
+    """The hidden state of a draft that the next draft by the same layer goes on from."""
+
+    AFTER_NORM = "after_norm"  # behind the layer's last norm, as the logits
+    BEFORE_NORM = "before_norm"  # in front of it
+
+
 class MixedBudget(StrEnum):
     """The choice of the prompt tokens in a step in which requests decode, where it is no number."""
 

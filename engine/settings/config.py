@@ -17,6 +17,7 @@ from baton.engine.settings.choices import (
     GPU_MEMORY_FRACTION,
     WINDOWS,
     MixedBudget,
+    MtpRecycle,
     SpeculativeAlgorithm,
 )
 from baton.engine.settings.options import EngineOptions
@@ -60,6 +61,7 @@ class ModelConfig:
     # The model's layer of multi-token prediction is run. It comes last in `attention`, and in
     # `recurrent` the hidden state of the last token, which it goes on from.
     mtp: bool = False
+    mtp_recycle: MtpRecycle = MtpRecycle.AFTER_NORM  # the family's, or the operator's
     expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
     quantisation: Quantisation = UNQUANTISED
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from baton.core.latency_target import LatencyTarget
-from baton.core.options import Group, Number, Whole, option
+from baton.core.options import Group, Number, Whole, Words, option
 from baton.engine.layout.grids import Strategy
 from baton.engine.settings.choices import (
     CPU_MAX_RUNNING,
@@ -17,6 +17,7 @@ from baton.engine.settings.choices import (
     WINDOWS,
     LoadFormat,
     MixedBudget,
+    MtpRecycle,
     WeightFormat,
 )
 from baton.kernels.kernel_choice import KernelChoice
@@ -89,6 +90,11 @@ class EngineOptions(LatencyTarget):
         None, Group.CACHE,
         "Slots for the prefix cache's snapshots; set by the memory budget when left out.",
         Whole(0))
+    mtp_recycle: MtpRecycle | None = option(
+        None, Group.DRAFTS,
+        "What a further draft of the model's own layer goes on from: its hidden state behind its "
+        "last norm, or in front of it; the model family's when left out. Answers stay the same.",
+        Words({each.value: each for each in MtpRecycle}))
     speculative_synthetic_acceptance: float | None = option(
         None, Group.DRAFTS,
         "For benchmarks: instead of verifying drafts, draw how many are accepted, so that a row "

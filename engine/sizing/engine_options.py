@@ -59,6 +59,11 @@ def check_options(
         raise ConfigError(
             "speculative_algorithm mtp guesses by a layer that steps are to run: set mtp too"
         )
+    if config.mtp is False and config.mtp_recycle is not None:
+        raise ConfigError(
+            "mtp_recycle is for drafts of the model's own layer: use speculative_algorithm mtp or "
+            "auto, or leave it out"
+        )
     _check_texts(config)
     _check_synthetic(config)
     check_ranks(config)

@@ -109,7 +109,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--no-graphs",
         "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
         "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "5000",
-        "--speculative-synthetic-acceptance", "2.5",
+        "--speculative-synthetic-acceptance", "2.5", "--mtp-recycle", "before_norm",
     ).engine  # fmt: skip
     default = EngineConfig(Path("m"))
     names = {field.name for field in fields(EngineConfig)}

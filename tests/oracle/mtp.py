@@ -167,9 +167,10 @@ class MtpReference:
         self._eps = next(getattr(config, name) for name in fields if hasattr(config, name))
 
     @torch.no_grad()
-    def draft(self, ids: Sequence[int], drafts: Sequence[int]) -> Tensor:
+    def draft(self, ids: Sequence[int], drafts: Sequence[int], before_norm: bool = False) -> Tensor:
         """[len(drafts) + 1, vocab] float64: the logits behind `ids`, and behind each draft that
-        is taken after them, where the layer goes on from its own hidden state."""
+        is taken after them, where the layer goes on from its own hidden state: behind its last
+        norm, or before_norm."""
         tokens = torch.tensor([*ids, *drafts])
         base = self._model.get_decoder()
         own = torch.tensor([ids])
@@ -183,10 +184,13 @@ class MtpReference:
             normed = [self._norm(x, w) for x, w in zip(parts, self._norms, strict=True)]
             entered = torch.cat(normed, dim=-1) @ self._fused.T
             places = torch.arange(1, count + 1)[None]
-            layer = self._donor.get_decoder()
+            layer, entering = self._donor.get_decoder(), []
+            last = layer.norm if hasattr(layer, "norm") else layer.norm_f
+            hook = last.register_forward_pre_hook(lambda _, given, to=entering: to.append(given[0]))
             out = layer(inputs_embeds=entered[None], position_ids=places).last_hidden_state[0, -1]
+            hook.remove()
             logits.append(self._model.lm_head(out))
-            before.append(out)
+            before.append(entering[0][0, -1] if before_norm else out)
         return torch.stack(logits)
 
     @torch.no_grad()

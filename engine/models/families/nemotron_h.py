@@ -30,6 +30,7 @@ from baton.engine.models.layers.mtp_attention import MtpAttention
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
+from baton.engine.settings.choices import MtpRecycle
 from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAMES = Mamba2Fields(
@@ -147,8 +148,7 @@ def _feed_forward(fields: Fields, mixer: Scope, hidden: int, kind: str) -> tuple
 
 
 def _mtp(config: ModelConfig, scope: Scope, eps: float) -> MtpLayer:
-    """Build the layer of multi-token prediction: attention and what follows it, one index each. The
-    next depth goes on from what is behind the last norm, as in vLLM's nemotron_h_mtp.py."""
+    """Build the layer of multi-token prediction: attention and what follows it, one index each."""
     fields, hidden = Fields(config.raw, "config.json"), config.hidden_size
     kinds = _kinds(fields, "mtp_")
     if kinds[0] != "attention" or not {"mlp", "moe"}.issuperset(kinds[1:]):
@@ -172,6 +172,7 @@ def _mtp(config: ModelConfig, scope: Scope, eps: float) -> MtpLayer:
         MtpAttention(first.at("mixer"), _attention(fields), len(config.attention) - 1, None),
         tuple(branches),
         Norm(last, "final_layernorm", hidden, eps),
+        config.mtp_recycle,
     )
 
 
@@ -183,5 +184,6 @@ FAMILY = Family(
     _build,
     "Mamba-2, attention, MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*"),
-    mtp=MtpTensors("num_nextn_predict_layers", default=0),
+    # By vLLM's nemotron_h_mtp.py.
+    mtp=MtpTensors("num_nextn_predict_layers", default=0, recycle=MtpRecycle.AFTER_NORM),
 )

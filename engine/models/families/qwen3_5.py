@@ -11,6 +11,7 @@ from baton.engine.models.families import qwen3_next
 from baton.engine.models.family import DTypes, Family, MtpTensors
 from baton.engine.models.fields import Fields
 from baton.engine.models.scope import Scope
+from baton.engine.settings.choices import MtpRecycle
 from baton.engine.settings.config import ModelConfig
 
 _INSIDE = "model.language_model"  # a model that sees images
@@ -40,7 +41,8 @@ FAMILY = Family(
     _build,
     "gated delta net, gated attention; MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*", "model.visual.*"),
-    mtp=MtpTensors("mtp_num_hidden_layers", default=1),
+    # As Qwen3-Next's; vLLM's qwen3_5_mtp.py does the same.
+    mtp=MtpTensors("mtp_num_hidden_layers", default=1, recycle=MtpRecycle.AFTER_NORM),
     aliases=("qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     more_architectures=(
         "Qwen3_5ForConditionalGeneration",

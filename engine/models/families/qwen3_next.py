@@ -32,6 +32,7 @@ from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.mtp_layer import MtpLayer
 from baton.engine.models.scope import Scope
+from baton.engine.settings.choices import MtpRecycle
 from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.gated_delta import CHUNK
 
@@ -108,8 +109,7 @@ def build(config: ModelConfig, scope: Scope, model: str, interleaved: bool) -> D
 
 def _mtp(config: ModelConfig, scope: Scope, rope: Tensor) -> MtpLayer:
     """Build the layer of multi-token prediction: the model's own attention layer, with its norms
-    around it. The next depth goes on from what is behind the last norm, as in vLLM's
-    qwen3_next_mtp.py, llama.cpp (pull request 24025) and LightLLM (1402)."""
+    around it."""
     fields = Fields(config.raw, "config.json")
     fields.only("mtp_use_dedicated_embeddings", False, "the MTP layer shares the model's")
     hidden, eps = config.hidden_size, _eps(fields)
@@ -128,6 +128,7 @@ def _mtp(config: ModelConfig, scope: Scope, rope: Tensor) -> MtpLayer:
         MtpAttention(layer.at("self_attn"), attention, len(config.attention) - 1, rope),
         (behind,),
         norm(whole, "norm"),
+        config.mtp_recycle,
     )
 
 
@@ -175,5 +176,6 @@ FAMILY = Family(
     _build,
     "gated delta net, gated attention; MLP, experts",
     ignored=("*.rotary_emb.inv_freq", "mtp.*"),
-    mtp=MtpTensors("num_nextn_predict_layers", default=1),
+    # By vLLM's qwen3_next_mtp.py, llama.cpp (pull request 24025) and LightLLM (1402).
+    mtp=MtpTensors("num_nextn_predict_layers", default=1, recycle=MtpRecycle.AFTER_NORM),
 )
