@@ -56,14 +56,14 @@ def engine_from(arguments: EngineArguments, device: str | None = None) -> Engine
         dtype=_TORCH_DTYPES[dtype_of(compute.dtype, folder)],
         ssm_dtype=_TORCH_DTYPES[compute.mamba_ssm_dtype],
         device=device_from(arguments).name if device is None else device,
-        mtp=_runs_mtp(drafts.algorithm),
+        mtp=runs_mtp(drafts.algorithm),
         speculative_algorithm=drafts.algorithm,
         speculative_num_draft_tokens=drafts.draft_tokens,
         **vars(arguments.engine),
     )
 
 
-def _runs_mtp(algorithm: SpeculativeAlgorithm) -> bool | None:
+def runs_mtp(algorithm: SpeculativeAlgorithm) -> bool | None:
     """Return whether steps run the layer of multi-token prediction; None: where there is one."""
     return None if algorithm is SpeculativeAlgorithm.AUTO else algorithm is SpeculativeAlgorithm.MTP
 

@@ -26,7 +26,7 @@ class DraftOptions:
         "before; mtp (nextn, eagle) guesses by the model's own layer of multi-token prediction; "
         "auto does either where it pays, by what steps cost and how many guesses were right: it "
         "loads that layer if the model's files have one. Answers stay the same.",
-        Words(_ALGORITHMS))
+        Words(_ALGORITHMS), names=("--speculative-algorithm", "--speculative-algo"))
     speculative_num_steps: int | None = option(
         None, Group.DRAFTS,
         "Guesses for a request in one step: one less than --speculative-num-draft-tokens.",
@@ -35,6 +35,9 @@ class DraftOptions:
         None, Group.DRAFTS,
         "Tokens that one step verifies of a request: its newest and guesses; "
         f"{DRAFT_TOKENS} when left out.", Whole(2, _MOST))
+    speculative_eagle_topk: int | None = option(
+        None, Group.DRAFTS, "Guesses at each place, as SGLang's recipes say: 1, a chain.",
+        Whole(1))
     speculative_draft_model_path: str | None = option(
         None, Group.DRAFTS, "Refused: there are no draft models beside the model.", metavar="PATH")
     speculative_config: str | None = option(
@@ -61,6 +64,11 @@ def speculation_of(options: DraftOptions) -> Speculation:
         raise StartError(
             f"--speculative-draft-model-path {path}: there are no draft models. Leave it out; "
             "--speculative-algorithm mtp guesses by a layer that the model's own checkpoint has"
+        )
+    if options.speculative_eagle_topk not in (None, 1):
+        raise StartError(
+            f"--speculative-eagle-topk {options.speculative_eagle_topk}: guesses are one chain, "
+            "there are no trees of them. Use 1, or leave it out"
         )
     steps, tokens = options.speculative_num_steps, options.speculative_num_draft_tokens
     if options.speculative_config is not None:

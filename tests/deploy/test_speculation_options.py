@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from baton.deploy.config_from import runs_mtp
 from baton.deploy.errors import StartError
 from baton.deploy.options.click_options import takes
 from baton.deploy.options.drafts import DraftOptions, Speculation, speculation_of
@@ -13,6 +14,7 @@ from baton.engine.settings.choices import DRAFT_TOKENS, SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 
 OFF, NGRAM, MTP = SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.MTP
+AUTO = SpeculativeAlgorithm.AUTO
 CONFIG = "--speculative-config"
 NAME = "--speculative-algorithm"
 
@@ -48,6 +50,21 @@ def asked(*words: str) -> Speculation:
             4,
         ),
         ((NAME, "NGRAM", "--speculative-num-draft-tokens", "2"), NGRAM, 2),
+        ((NAME, "nextn"), MTP, DRAFT_TOKENS),
+        ((NAME, "eagle"), MTP, DRAFT_TOKENS),
+        ((NAME, "AUTO"), AUTO, DRAFT_TOKENS),
+        (  # the recipe of SGLang's page on Qwen3-Next
+            (
+                *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1"),
+                *("--speculative-num-draft-tokens", "4", "--speculative-algo", "NEXTN"),
+            ),
+            MTP,
+            4,
+        ),
+        ((CONFIG, '{"method": "MTP", "num_speculative_tokens": 2}'), MTP, 3),
+        ((CONFIG, '{"method": "qwen3_5_mtp", "num_speculative_tokens": 1}'), MTP, 2),
+        ((CONFIG, '{"method": "nemotron_h_mtp", "num_speculative_tokens": 5}'), MTP, 6),
+        ((CONFIG, '{"num_speculative_tokens": 1, "method": "deepseek_mtp"}'), MTP, 2),
         ((CONFIG, '{"method": "mtp", "num_speculative_tokens": 1}'), MTP, 2),
         ((CONFIG, '{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}'), MTP, 4),
         ((CONFIG, '{"method": "NGRAM", "num_speculative_tokens": 7}'), NGRAM, 8),
@@ -70,6 +87,11 @@ def test_sglangs_and_vllms_words_are_read(
             (NAME, "mtp", "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "8"),
             r"--speculative-num-steps \+ 1 = 4.*got 8",
         ),
+        (
+            (NAME, "EAGLE", "--speculative-eagle-topk", "4"),
+            "--speculative-eagle-topk 4: .* there are no trees",
+        ),
+        ((CONFIG, '{"method": "eagle", "num_speculative_tokens": 1}'), "method 'eagle' is not"),
         ((CONFIG, "mtp"), "expected JSON"),
         ((CONFIG, "[]"), "expected an object with method and num_speculative_tokens"),
         (
@@ -101,6 +123,19 @@ def test_what_is_not_there_is_refused_by_name(words: tuple[str, ...], says: str)
 def test_words_out_of_range_are_refused_at_once(words: tuple[str, ...]) -> None:
     with pytest.raises(click.UsageError, match="Invalid value"):
         asked(*words)
+
+
+def test_steps_and_tokens_say_the_same() -> None:
+    """SGLang's rule for a chain: draft tokens are the steps and the newest token."""
+    for steps in range(1, 8):
+        asked_steps = asked(NAME, "mtp", "--speculative-num-steps", str(steps))
+        asked_tokens = asked(NAME, "mtp", "--speculative-num-draft-tokens", str(steps + 1))
+        by_vllm = asked(CONFIG, f'{{"method": "mtp", "num_speculative_tokens": {steps}}}')
+        assert asked_steps == asked_tokens == by_vllm == Speculation(MTP, steps + 1)
+
+
+def test_auto_runs_the_layer_where_there_is_one_and_mtp_always() -> None:
+    assert [runs_mtp(each) for each in (OFF, NGRAM, AUTO, MTP)] == [False, False, None, True]
 
 
 def test_windows_are_the_next_size_that_steps_have() -> None:
