@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.engines import assert_clean, finish_of, hand_over, run, tokens_of
+from engine.engines import finish_of, hand_over, run, tokens_of
 from engine.test_oracle import load
 from mtp_models import MtpCheckpoints
 from oracle.mtp import MTP_SPECS
@@ -362,44 +362,6 @@ def test_what_lies_in_the_padding_slot_and_page_reaches_no_request(folder: Path)
     poison([])
     assert_same_tokens(specs, plain, run(engine, poison))
     assert engine.counters.preemptions > 0 and right_of(engine) > 10
-
-
-def test_conversations_with_cancels_and_evictions_go_on_as_plain_ones(folder: Path) -> None:
-    """A quarter of the turns is cancelled somewhere; the small cache forgets."""
-    rng = random.Random("conversations")
-    engine = load(
-        folder,
-        pages=40,
-        mtp=True,
-        speculative_algorithm=SpeculativeAlgorithm.MTP,
-        chunked_prefill_size=48,
-        canary=True,
-    )
-    plain = poisoned(options(folder))
-    texts = [random_prompt(rng, rng.randint(1, 90)) for _ in range(8)]
-    for turn in range(5):
-        specs = [
-            RequestSpec(f"{turn}-{n}", text, random_sampling(rng, rng.randint(1, 3)))
-            for n, text in enumerate(texts)
-        ]
-        wanted = answered(plain, specs)
-        cancelled = [spec for spec in specs if rng.random() < 0.25]
-        kept = [spec for spec in specs if spec not in cancelled]
-
-        def cancel(_: list[Event], left: list[RequestSpec] = cancelled) -> None:
-            if left and rng.random() < 0.2:
-                engine.cancel(left.pop().request_id, "no longer wanted")
-
-        for spec in specs:
-            engine.submit(spec)
-        found = run(engine, cancel)
-        assert_same_tokens(kept, wanted, found)
-        for n, spec in enumerate(specs):
-            text = (*spec.prompt_ids, *tokens_of(wanted, spec.request_id))
-            again = len(text) < 200 and spec in kept
-            texts[n] = (*text, *random_prompt(rng, 5)) if again else random_prompt(rng, 30)
-    assert_clean(engine)
-    assert right_of(engine) > 50
 
 
 def test_layouts_with_the_layer_are_not_those_without(folder: Path) -> None:
