@@ -141,10 +141,13 @@ class WarmUp:
 
     def _guessing(self, sampling: SamplingParams, guesses: int) -> Row:
         """Return a row that computes one token behind the first, and drafts that the device
-        guesses."""
+        guesses, by the model's own layer where it has one."""
         row = self._decoding(sampling, guesses)
-        none = row._replace(drafts=(), draft_draws=(), draft_sources=())
-        return none._replace(guesses=len(row.drafts), room=row.end)
+        count = len(row.drafts)
+        sources = (DraftSource.MTP,) * count
+        return row._replace(
+            drafts=(), draft_draws=(), draft_sources=sources, guesses=count, room=row.end
+        )
 
     def _row(self, start: int, end: int, sampling: SamplingParams) -> Row:
         return Row(

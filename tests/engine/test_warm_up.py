@@ -83,8 +83,9 @@ def test_an_engine_answers_after_its_warm_up_as_without_one(
         assert_clean(engine)
 
 
+@pytest.mark.parametrize("algorithm", [SpeculativeAlgorithm.MTP, SpeculativeAlgorithm.AUTO])
 def test_drafts_of_the_models_own_layer_are_computed_too(
-    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch, algorithm: SpeculativeAlgorithm
 ) -> None:
     rows: list[int] = []
     draft = Decoder.draft
@@ -94,8 +95,8 @@ def test_drafts_of_the_models_own_layer_are_computed_too(
         return draft(self, batch, *pools)
 
     monkeypatch.setattr(Decoder, "draft", noted)
-    folder, mtp = oracle.checkpoint("qwen3_next_moe"), SpeculativeAlgorithm.MTP
-    engine = make(folder, Compiling(), mtp=True, speculative_algorithm=mtp)
+    folder = oracle.checkpoint("qwen3_next_moe")
+    engine = make(folder, Compiling(), mtp=True, speculative_algorithm=algorithm)
     assert set(rows) == {1, 6}
     assert engine.pages.storage[0].any() and not engine.pages.storage[1:].any()
     plain = make(folder, TorchKernels())
