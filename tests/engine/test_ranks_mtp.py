@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine.engines import assert_clean
+from engine.test_auto_mtp import auto, by_source
 from engine.test_mtp_drafts import (
     GRID,
     Guessed,
@@ -30,6 +31,7 @@ from engine.test_mtp_drafts import (
 from engine.test_ranks import follower_of, until_it_raises
 from mtp_models import MtpCheckpoints
 
+from baton.core.drafts import DraftSource
 from baton.core.errors import RankError
 from baton.engine.assembly import leading_model
 from baton.engine.assembly.leading_model import LeadingModel
@@ -38,12 +40,14 @@ from baton.engine.engine import Engine
 from baton.engine.request.events import Event
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.config import EngineConfig
+from engine import test_auto_mtp
 from engine import test_mtp_drafts as one_rank
 
 FAMILIES = ("qwen3_next_moe", "qwen3_5_tied", "nemotron_moe", "deepseek3_grouped")
 
 guessed = one_rank.guessed
 folder = one_rank.folder
+random_rows = test_auto_mtp.random_rows
 
 
 @contextmanager
@@ -100,6 +104,18 @@ def test_drafts_are_those_of_one_rank(folder: Path, guessed: Guessed) -> None:
         assert_same_tokens(specs, expected, twice(engine, specs))
         assert right_of(engine) == right_of(alone)
     assert_same_guesses(cold, taken(guessed), len(cold))
+
+
+@pytest.mark.usefixtures("random_rows")
+def test_rows_of_the_layer_and_of_ngrams_share_steps(folder: Path) -> None:
+    """Some steps have rows of one kind alone, of both, or of none."""
+    specs = requests(random.Random("both"), (1, 16, 65, 130))
+    with on_ranks(options(folder)) as plain:
+        expected = twice(plain, specs)
+    with on_ranks(auto(options(folder))) as engine:
+        assert_same(specs, expected, twice(engine, specs))
+        counts = by_source(engine)
+    assert counts[DraftSource.MTP][1] and counts[DraftSource.NGRAM][0], counts
 
 
 def test_what_lies_on_devices_is_broadcast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
