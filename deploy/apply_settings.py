@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from baton.core.errors import ConfigError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.deploy.cluster.change_requests import APPLY, ApplyRequest, OptionChange
 from baton.deploy.cluster.cluster import Cluster
@@ -92,6 +93,13 @@ def _wanted_config(here: ClusterConfig, before: ClusterConfig, wanted: Settings)
 
     before: what its present settings make. Raises StartError.
     """
+    try:
+        return _changed(here, before, wanted)
+    except ConfigError as err:
+        raise StartError(str(err)) from err
+
+
+def _changed(here: ClusterConfig, before: ClusterConfig, wanted: Settings) -> ClusterConfig:
     counts = {each.name: each for each in here.settings if each.name in tuple(ROUTED_ROLES)}
     after = _plain_config(here, (wanted | counts).values())
     config = with_changes(here, before, after)
@@ -101,7 +109,8 @@ def _wanted_config(here: ClusterConfig, before: ClusterConfig, wanted: Settings)
 
 
 def _plain_config(here: ClusterConfig, settings: Iterable[Setting]) -> ClusterConfig:
-    """Return what `baton serve` makes of settings, before anything is settled. Raises StartError.
+    """Return what `baton serve` makes of settings, before anything is settled. Raises StartError
+    or ConfigError.
 
     here: the config that gives what a start has chosen.
     """
