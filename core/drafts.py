@@ -67,7 +67,7 @@ class DraftTally:
     def usage(self) -> DraftUsage:
         """Return the counts so far."""
         counts = (
-            DraftCount(source, proposed, self._accepted[source])
+            DraftCount(source.value, proposed, self._accepted[source])
             for source, proposed in self._proposed.items()
             if proposed
         )

@@ -98,8 +98,13 @@ async def test_prometheus_reads_each_name_with_its_value_on_router_and_workers(
             hits = [answer["meta_info"]["cached_tokens"] for answer in answers]
             assert hits == [0, 5 * GRID, 0]
             asked = 2 * len(ids) + len(repeated)
-            await reads(server, EQUAL | after(3, asked, 12 + 12 + 30, 5 * GRID))
-            await reads(server, await pools(client))
+            values = EQUAL | SAME | IDLE | await pools(client)
+            values |= after(3, asked, 12 + 12 + 30, 5 * GRID)
+            await reads(server, values)
+            assert not [alias.name for alias in ALL if not any(alias.name in at for at in values)]
+            info = (await client.http.get("/server_info")).json()
+            shown = server.value('sglang:spec_accept_length{baton_role="decode"}')
+            assert info["internal_states"][0]["avg_spec_accept_length"] == pytest.approx(shown)
             names = [
                 selector(alias, role)
                 for alias in ALL
@@ -132,6 +137,8 @@ EQUAL = {
         'vllm:external_prefix_cache_hits_total{baton_role="router"}':
             "sum(baton_engine_adopted_tokens_total) "
             "- sum(baton_engine_transfer_hit_tokens_total)",
+        'vllm:external_prefix_cache_queries_total{baton_role="router"}':
+            'sum(vllm:external_prefix_cache_queries_total{baton_role!="router"})',
         'vllm:prefix_cache_hits_total{baton_role="decode"}':
             'sum(baton_engine_transfer_hit_tokens_total{baton_role="decode"})',
         'vllm:time_to_first_token_seconds_sum{baton_role="router"}':
@@ -139,6 +146,59 @@ EQUAL = {
     }.items()
 } | {"sum(baton_engine_drafts_proposed_total) > bool 0": 1.0}  # fmt: skip
 """Expressions of aliases and of what they stand for, and their values when nothing runs."""
+
+
+def of(name: str, role: str) -> str:
+    return f'sum({name}{{baton_role="{role}"}})'
+
+
+SAME = {
+    f"{of(one, role)} - {of(other, role)}": 0.0
+    for one, other in {
+        "vllm:gpu_cache_usage_perc": "vllm:kv_cache_usage_perc",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+            "vllm:spec_decode_num_accepted_tokens_total",
+        "sglang:num_running_reqs": "vllm:num_requests_running",
+        "sglang:num_queue_reqs": "vllm:num_requests_waiting",
+        "sglang:full_token_usage": "vllm:kv_cache_usage_perc",
+        "sglang:prompt_tokens_total": "vllm:prompt_tokens_total",
+        "sglang:generation_tokens_total": "vllm:generation_tokens_total",
+        "sglang:num_retracted_reqs_total": "vllm:num_preemptions_total",
+    }.items()
+    for role in ROLES
+} | {
+    f"{of(f'{one}_{part}', 'router')} - {of(f'{other}_{part}', 'router')}": 0.0
+    for one, other in {
+        "vllm:time_per_output_token_seconds": "vllm:inter_token_latency_seconds",
+        "sglang:inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+        "sglang:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+        "sglang:e2e_request_latency_seconds": "vllm:e2e_request_latency_seconds",
+        "sglang:queue_time_seconds": "vllm:request_queue_time_seconds",
+    }.items()
+    for part in ("sum", "count")
+} | {
+    f"{of('sglang:' + name, role)} - {share}": 0.0
+    for role in ("router", "decode")
+    for name, share in {
+        "spec_accept_rate":
+            f"{of('vllm:spec_decode_num_accepted_tokens_total', role)}"
+            f" / {of('vllm:spec_decode_num_draft_tokens_total', role)}",
+        "spec_accept_length":
+            f"(1 + {of('vllm:spec_decode_num_accepted_tokens_total', role)}"
+            f" / {of('vllm:spec_decode_num_drafts_total', role)})",
+    }.items()
+}  # fmt: skip
+"""Expressions of aliases that two servers name differently, and 0, their difference."""
+IDLE = {
+    of(name, role): 0.0
+    for role in ROLES
+    for name in (
+        "vllm:cpu_cache_usage_perc", "vllm:lora_requests_info", "sglang:hicache_host_used_tokens",
+        "sglang:hicache_host_total_tokens", "sglang:mamba_usage", "sglang:num_used_tokens",
+        "sglang:token_usage",
+    )
+}  # fmt: skip
+"""Gauges that are 0 when nothing runs."""
 
 
 def after(requests: int, asked: int, answered: int, cached: int) -> dict[str, float]:
@@ -155,6 +215,7 @@ def after(requests: int, asked: int, answered: int, cached: int) -> dict[str, fl
         "vllm:generation_tokens_total": (answered, requests, rest),
         "vllm:prefix_cache_queries_total": (asked, asked, asked),
         "vllm:prefix_cache_hits_total": (cached, cached, None),
+        "vllm:external_prefix_cache_queries_total": (None, asked - cached, None),
         'vllm:request_success_total{finished_reason="length"}': (requests, 0, requests),
         "vllm:time_to_first_token_seconds_count": (requests, None, None),
         "vllm:inter_token_latency_seconds_count": (rest, None, None),
@@ -179,20 +240,24 @@ async def pools(client: Client) -> dict[str, float]:
     workers = (await client.http.get("/server_info")).json()["workers"]
     pages = {w["role"]: sum(w["pages"].values()) for w in workers}
     blocks = {**pages, "router": sum(pages.values())}
+    labels = (("vllm", "num_gpu_blocks", "block_size"), ("sglang", "num_pages", "page_size"))
     return {
         f'{name}{{baton_role="{role}"}}': count * tokens
         for role, count in blocks.items()
         for name, tokens in (("sglang:num_pages", 1), ("sglang:max_total_num_tokens", GRID))
     } | {
-        f'vllm:cache_config_info{{baton_role="{role}",num_gpu_blocks="{count}",'
-        f'block_size="{GRID}"}}': 1.0
+        f'{server}:cache_config_info{{baton_role="{role}",{pages_label}="{count}",'
+        f'{tokens_label}="{GRID}"}}': 1.0
         for role, count in blocks.items()
+        for server, pages_label, tokens_label in labels
     }
 
 
 async def test_a_worker_that_stands_alone_shows_them_at_its_own_port(tiny: Path) -> None:
-    ids = prompt(random.Random(21), 5 * GRID + 3)
-    async with make_worker(tiny, telemetry=TELEMETRY) as worker:
+    rng = random.Random(21)
+    ids = prompt(rng, 5 * GRID + 3)
+    drafts = SpeculativeAlgorithm.NGRAM
+    async with make_worker(tiny, telemetry=TELEMETRY, speculative_algorithm=drafts) as worker:
         url = f"http://{worker.addresses.http}"
         async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
             await Client(http, "").generate(ids, 4)
@@ -206,6 +271,11 @@ async def test_a_worker_that_stands_alone_shows_them_at_its_own_port(tiny: Path)
             async with asyncio.timeout(DEADLINE_S):
                 while {name: (await _page(http)).get(name) for name in wanted} != wanted:
                     await asyncio.sleep(0.02)
+            await Client(http, "").generate(3 * prompt(rng, GRID), 30)
+            info = (await http.get("/server_info")).json()["internal_states"][0]
+            shown = (await _page(http))["sglang:spec_accept_length"]
+            assert info["avg_spec_accept_length"] == pytest.approx(shown)
+            assert shown >= 1
 
 
 async def _page(http: httpx.AsyncClient) -> dict[str, float]:
