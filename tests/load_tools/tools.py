@@ -1,0 +1,84 @@
+"""The load tools that people measure servers with, each with its command line and its report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from load_tools.aiperf import AIPERF, AIPERF_CHAT
+from load_tools.tool import Load, Reported, Server, Tool, program
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+def _vllm(server: Server, load: Load, home: Path) -> list[str]:
+    return [
+        program("vllm", "vllm"), "bench", "serve", "--backend", "openai",
+        "--base-url", server.url, "--model", server.model, "--tokenizer", str(server.folder),
+        "--dataset-name", "random", "--random-input-len", str(load.input_len),
+        "--random-output-len", str(load.output_len), "--num-prompts", str(load.requests),
+        "--request-rate", str(load.rate), "--ignore-eos", "--disable-tqdm",
+        "--save-result", "--result-dir", str(home), "--result-filename", "report.json",
+    ]  # fmt: skip
+
+
+def _sglang(server: Server, load: Load, home: Path, backend: str) -> list[str]:
+    return [
+        program("sglang", "python"), "-m", "sglang.benchmark.serving", "--backend", backend,
+        "--base-url", server.url, "--model", server.model, "--tokenizer", str(server.folder),
+        "--dataset-name", "random-ids", "--random-input-len", str(load.input_len),
+        "--random-output-len", str(load.output_len), "--random-range-ratio", "1",
+        "--num-prompts", str(load.requests), "--request-rate", str(load.rate),
+        "--warmup-requests", "0", "--disable-tqdm", "--output-file", str(home / "report.json"),
+    ]  # fmt: skip
+
+
+def _guidellm(server: Server, load: Load, home: Path) -> list[str]:
+    return [
+        program("guidellm", "guidellm"), "run",
+        "--backend", f"kind=openai_http,target={server.url},model={server.model},"
+        "request_format=/v1/completions",
+        "--profile", f"kind=constant,rate={load.rate}",
+        "--constraint", f"kind=max_requests,count={load.requests}",
+        "--tokenizer", f"kind=hf_auto,model={server.folder}",
+        "--data", f"kind=synthetic_text,prompt_tokens={load.input_len},"
+        f"output_tokens={load.output_len}",
+        "--output", f"kind=json,path={home / 'report.json'}", "--disable-progress",
+    ]  # fmt: skip
+
+
+def _report(home: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / "report.json").read_text())
+    return found
+
+
+def _of_bench(home: Path) -> Reported:
+    """Read what vLLM's and SGLang's clients write, one object of the same keys."""
+    found = _report(home)
+    return Reported(
+        requests=found["completed"],
+        input_tokens=found["total_input_tokens"],
+        output_tokens=found["total_output_tokens"],
+        ttft_ms=found["mean_ttft_ms"],
+        itl_ms=found["mean_tpot_ms"],  # their ITL is of chunks, which may have several tokens
+    )
+
+
+def _of_guidellm(home: Path) -> Reported:
+    found = _report(home)["benchmarks"][0]["metrics"]
+    return Reported(
+        requests=found["request_totals"]["successful"],
+        input_tokens=int(found["prompt_token_count"]["successful"]["total_sum"]),
+        output_tokens=int(found["output_token_count"]["successful"]["total_sum"]),
+        ttft_ms=found["time_to_first_token_ms"]["successful"]["mean"],
+        itl_ms=found["inter_token_latency_ms"]["successful"]["mean"],
+    )
+
+
+TOOLS = (
+    AIPERF,
+    AIPERF_CHAT,
+    Tool("guidellm", _guidellm, _of_guidellm, OFFLINE),
+    Tool("vllm", _vllm, _of_bench, OFFLINE | {"VLLM_LOGGING_LEVEL": "WARNING"}, warm_up=True),
+    Tool("sglang", lambda *run: _sglang(*run, "sglang"), _of_bench, OFFLINE),
+    Tool("sglang-oai", lambda *run: _sglang(*run, "sglang-oai"), _of_bench, OFFLINE),
+)
