@@ -62,10 +62,10 @@ For each function call, return a json object within <tool_call></tool_call> XML 
 """
 
 
-def write_chat_model(folder: Path) -> Path:
-    """Write config, tokenizer and template to a new `folder`, and return it."""
+def write_chat_model(folder: Path, context: int = CONTEXT) -> Path:
+    """Write config, tokenizer and template to a new `folder`, and return it. context: tokens."""
     folder.mkdir(parents=True)
-    config = {**GRANITE_SMALL, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+    config = {**GRANITE_SMALL, "max_position_embeddings": context, "vocab_size": VOCABULARY}
     _write_json(folder / "config.json", config)
     chat_tokenizer().save(str(folder / "tokenizer.json"))
     _write_json(

@@ -30,10 +30,13 @@ class _Running:
     def add_to(self, message: worker_pb2.RankMessage) -> bool:
         """Add the next token. Return True for the last one.
 
-        As a real rank: the first and the last stand in parts, all others in the step's columns.
+        As a real rank: the first, the last and those with log probabilities stand in parts, all
+        others in the step's columns.
         """
-        last = self.given + 1 == self.start.sampling.max_tokens
-        if self.start.handle and self.given and not last:
+        sampling = self.start.sampling
+        last = self.given + 1 == sampling.max_tokens
+        scored = sampling.HasField("logprobs")
+        if self.start.handle and self.given and not last and not scored:
             message.step.handles.append(self.start.handle)
             message.step.indices.append(self.given)
             message.step.token_ids.append(FIRST_TOKEN + self.given % TOKENS)
@@ -44,8 +47,15 @@ class _Running:
         part.attempt = self.start.attempt
         part.first_index = self.given
         part.token_ids.append(FIRST_TOKEN + self.given % TOKENS)
+        if scored:
+            part.logprobs.add(
+                token_id=part.token_ids[0],
+                logprob=-0.5,
+                top_ids=range(FIRST_TOKEN, FIRST_TOKEN + sampling.logprobs),
+                top_logprobs=[-0.5] * sampling.logprobs,
+            )
         self.given += 1
-        if self.given < self.start.sampling.max_tokens:
+        if self.given < sampling.max_tokens:
             return False
         part.finished.reason = common_pb2.LENGTH
         part.finished.usage.prompt_tokens = len(self.start.prompt_ids)

@@ -1,15 +1,17 @@
 """`baton bench sessions`: what a router costs, and how many routers 64 ranks need."""
 
+import json
 import math
 import random
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster.load import figures
 from baton.bench.contract import (
     Report,
@@ -20,6 +22,8 @@ from baton.bench.contract import (
     show,
     summarise,
 )
+from baton.bench.router.chat_model import write_chat_model
+from baton.bench.router.request_cpu import CountedRouter
 from baton.bench.sessions.curve import Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, Rig, Round, rig
@@ -32,6 +36,18 @@ RANK_TOK_S = (500, 1000, 2000, 4000)
 """Tokens a second of one rank for which the routers are counted."""
 FITTED_RANKS, FITTED_REQUESTS = 16, (1, 4, 16)
 """The rounds from which the costs of a message and of a token are told apart."""
+KIND_STREAMS = 16
+"""Streams on each rank in the rounds of one kind of answer."""
+_CHAT = {"messages": [{"role": "user", "content": "Write a haiku."}]}
+_PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
+_TOOL = {"type": "function", "function": {"name": "read", "parameters": _PARAMETERS}}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": ("/v1/completions", {"prompt": "Write a haiku."}),
+    "top5": ("/v1/completions", {"prompt": "Write a haiku.", "logprobs": 5}),
+    "chat": ("/v1/chat/completions", _CHAT),
+    "tools": ("/v1/chat/completions", _CHAT | {"tools": [_TOOL]}),
+}
+"""The path and the body of each kind of stream."""
 
 
 @click.command("sessions")
@@ -68,7 +84,9 @@ def sessions(
     real gRPC and certificates, no engines.
 
     us_token_N: CPU of the router with N ranks; loop_us_token_N: of its event loop alone, which is
-    what limits it. tok_s_router: tokens a second at which that thread would be full.
+    what limits it. us_token_KIND: with 16 streams a rank on the last number of ranks, of text, of
+    text with five log probabilities a token, of a chat, and of a chat that may call a tool.
+    tok_s_router: tokens a second at which that thread would be full.
     message_us, token_us, request_us: of the loop for a message, a token and a request of the mix;
     the first two are fitted to rounds with 1, 4 and 16 requests a rank, whose tokens contain the
     starts of their requests. predicted_us_token_64: what
@@ -83,8 +101,7 @@ def sessions(
     plan = _Plan(counts, requests, step_ms / 1000, output_len, trace, mix_requests)
     issued = max(counts[-1], FITTED_RANKS)  # certificates
     with tempfile.TemporaryDirectory() as folder:
-        shape = {**GRANITE_SMALL, "max_position_embeddings": CONTEXT}
-        model = write_checkpoint(Path(folder) / "model", shape)
+        model = write_chat_model(Path(folder) / "model", CONTEXT)
         with (
             cluster_credentials(None) as credentials,
             rig(model, credentials, 2, issued, random.Random(seed)) as up,
@@ -138,11 +155,20 @@ class _Plan:
             found["request_us"] = cost.request_us(_counted(played))
             found["mix_prompt_tokens"] = sum(each.prompt for each in mix) / len(mix)
             found["mix_answer_tokens"] = sum(each.answer for each in mix) / len(mix)
+            found |= {f"us_token_{kind}": self._kind(up, kind) for kind in KINDS}
         with up.ranks(most, self.step_s / 8):
             full = up.play(self._even(most))
             found |= {"tok_s_full": full.tok_s, "offered_tok_s_full": self._offered(most) * 8}
         found["tok_s_router"] = 1e6 / found[f"loop_us_token_{most}"]
         return found
+
+    def _kind(self, up: Rig, kind: str) -> float:
+        """Return the first router's CPU microseconds for a token of one kind of stream."""
+        path, body = KINDS[kind]
+        given = {"max_tokens": self.output_len, "ignore_eos": True, "stream": True}
+        bodies = [json.dumps(body | given).encode()] * (self.counts[-1] * KIND_STREAMS)
+        router = CountedRouter(up.addresses[0], partial(up.cpu_s, 0))
+        return router.cost(path, bodies, len(bodies)) / self.output_len
 
     def _cost(self, up: Rig) -> RouterCost:
         """Measure what a message and a token cost a router."""

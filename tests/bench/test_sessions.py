@@ -1,5 +1,6 @@
 """The bench of a router with many ranks of canned tokens."""
 
+import json
 import os
 import random
 import threading
@@ -8,15 +9,18 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import click
+import httpx
 import pytest
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster.thread_cpu import thread_seconds
 from baton.bench.contract import numbers_option
+from baton.bench.router.chat_model import write_chat_model
 from baton.bench.sessions.curve import HEIGHT, WIDTH, Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, rig
 from baton.bench.sessions.router_cost import Counted, RouterCost
+from baton.bench.sessions.sessions import KINDS
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 
 TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_heads": 4}
@@ -37,6 +41,23 @@ def test_two_real_routers_pass_on_every_canned_token_of_three_ranks(tmp_path: Pa
             assert played.tokens == 24 and played.tok_s > 0
             assert 12 <= played.messages <= 24  # the longest answer's steps; a step of each token
             assert 0 < played.us_token(LOOP) <= played.us_token()
+
+
+def test_each_kind_of_stream_has_all_its_tokens(tmp_path: Path) -> None:
+    model, rng = write_chat_model(tmp_path / "model"), random.Random(3)
+    with cluster_credentials(None) as credentials, rig(model, credentials, 1, 1, rng) as up:
+        with up.ranks(1, 0.002):
+            for path, body in KINDS.values():
+                whole = {**body, "max_tokens": 9, "stream": True}
+                usage = {"stream_options": {"include_usage": True}}
+                reply = httpx.post(f"{up.urls[0]}{path}", json=whole | usage, timeout=60)
+                events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+                assert events.pop() == "[DONE]"
+                assert json.loads(events.pop())["usage"]["completion_tokens"] == 9
+                scored = [json.loads(each)["choices"][0].get("logprobs") for each in events]
+                found = [top for each in scored if each for top in each["top_logprobs"]]
+                assert len(found) == (9 if "logprobs" in body else 0)
+                assert {len(top) for top in found} <= {5}
 
 
 def test_costs_of_messages_tokens_and_requests_are_told_apart() -> None:
