@@ -116,9 +116,9 @@ async def frames(app: ASGIApp, path: str, body: dict[str, Any]) -> int:
 
 
 REQUESTS = [
-    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 245),
-    ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 292),
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 385),
+    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 159),
+    ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 210),
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 302),
 ]
 
 
@@ -131,10 +131,10 @@ async def test_a_request_passes_few_frames(
 
 
 STREAMS = [
-    ("/v1/completions", {"prompt": "hello"}, 17),
-    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 36),
-    ("/v1/chat/completions", {"messages": HELLO}, 30),
-    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 31),
+    ("/v1/completions", {"prompt": "hello"}, 16),
+    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 35),
+    ("/v1/chat/completions", {"messages": HELLO}, 29),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 30),
 ]
 
 
