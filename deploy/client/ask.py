@@ -9,6 +9,7 @@ from typing import Any
 
 from baton.deploy.client.router_client import key_header
 from baton.deploy.client.router_options import RouterAddress
+from baton.deploy.client.trust import unanswered
 from baton.deploy.errors import DeployError, NotRunning
 
 SILENCE_S = 600.0  # a long prompt's first token may take minutes on a CPU
@@ -55,7 +56,7 @@ def _events(
     except urllib.error.HTTPError as err:
         raise DeployError(_complaint(err)) from err
     except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
-        raise NotRunning(f"no router answers at {url}: {err}") from err
+        raise unanswered(url, err) from err
 
 
 def _complaint(err: urllib.error.HTTPError) -> str:

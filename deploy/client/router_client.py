@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote
 
-from baton.deploy.client.trust import Trust
+from baton.deploy.client.trust import Trust, unanswered
 from baton.deploy.errors import NotRunning, RouterRefused
 
 DEADLINE_S = 10.0
@@ -73,7 +73,7 @@ class RouterClient:
                 f"{self.url}{path} answers {err.code}: {reason}", err.code, reason
             ) from err
         except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
-            raise NotRunning(f"no router answers at {self.url}: {err}") from err
+            raise unanswered(self.url, err) from err
         return body
 
 

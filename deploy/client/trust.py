@@ -1,15 +1,18 @@
 """The certificates that commands accept from a router."""
 
+import http.client
 import ssl
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.deploy.errors import DeployError
+from baton.deploy.errors import DeployError, NotRunning
 
 Trust = Callable[[], ssl.SSLContext]
 """Returns the context of the next connection."""
 
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
+_OF_OTHERS = {62, 64}  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _END = "-----END CERTIFICATE-----"
 
 
@@ -51,3 +54,16 @@ def authorities(path: Path) -> Trust:
     except OSError as err:
         raise DeployError(f"--cacert {path} holds no certificate in PEM: {err}") from err
     return lambda: context
+
+
+def unanswered(url: str, error: OSError | http.client.HTTPException) -> NotRunning:
+    """Return the error of a call to a router that brought no answer."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        if reason.verify_code in _OF_OTHERS:
+            remedy = "call the router by a name or address that it has"
+        else:
+            remedy = "name the file of its authority, or of the certificate itself, with --cacert"
+        message = reason.verify_message.rstrip(".")
+        return NotRunning(f"the certificate of {url} is not trusted: {message}; {remedy}")
+    return NotRunning(f"no router answers at {url}: {reason}")

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from baton.deploy.client.router_client import key_header
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.errors import DeployError, NotRunning
+from baton.deploy.client.trust import unanswered
+from baton.deploy.errors import DeployError
 from baton.deploy.messages.control import DESCRIBE, SILENCE_S, STOP, answer_in, request_line
 from baton.deploy.messages.start_progress import Silent, StartProgress
 
@@ -53,7 +54,7 @@ class UrlControl:
         except urllib.error.HTTPError as err:
             raise DeployError(_complaint(err)) from err
         except (OSError, http.client.HTTPException) as err:
-            raise NotRunning(f"no router answers at {self._router.url}: {err}") from err
+            raise unanswered(self._router.url, err) from err
 
     def describe(self) -> Mapping[str, object]:
         """Return what the supervisor says of itself and of the members. Raises DeployError."""

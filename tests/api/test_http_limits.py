@@ -22,7 +22,7 @@ async def test_a_header_that_does_not_end_is_answered_with_408(parts: tuple[byte
 
 
 async def test_a_connection_that_says_nothing_is_told_why_it_is_closed() -> None:
-    """In a burst its client may be busy: its request is on its way, or comes even later."""
+    """Give a client that is busy with a burst a reply, though its request comes later."""
     async with serving(header_s=SHORT_S) as server:
         reply = await server.says()
         assert reply.startswith(b"HTTP/1.1 408 ") and "header was not" in error_of(reply)["message"]

@@ -75,7 +75,7 @@ def test_the_operators_own_certificate_is_trusted_whatever_it_names(tmp_path: Pa
     trust = PinnedCertificate(own.certificate)
     with https(own) as url:
         assert RouterClient(url, trust=trust).server_info() == {"version": "1"}
-    with https(twin) as url, pytest.raises(NotRunning, match="CERTIFICATE_VERIFY_FAILED"):
+    with https(twin) as url, pytest.raises(NotRunning, match=r"is not trusted: .* --cacert"):
         RouterClient(url, trust=trust).server_info()
 
 
@@ -127,10 +127,10 @@ def test_status_trusts_another_cluster_by_its_authority_alone(tmp_path: Path) ->
     with https(authority.issue(tmp_path / "tls")) as url:
         assert "version" in status("--url", url, "--cacert", str(ours))
         for words in ((), ("--cacert", str(theirs))):
-            with pytest.raises(NotRunning, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(NotRunning, match=r"is not trusted: .* --cacert"):
                 status("--url", url, *words)
     with https(authority.issue(tmp_path / "tls", "models.example")) as url:
-        with pytest.raises(NotRunning, match="mismatch"):
+        with pytest.raises(NotRunning, match=r"is not trusted: .*mismatch.*; call"):
             status("--url", url, "--cacert", str(ours))
     theirs.write_text("nothing")
     with pytest.raises(DeployError, match="holds no certificate"):
