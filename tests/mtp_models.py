@@ -14,6 +14,10 @@ from torch import Tensor
 from baton.engine.layout.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.step.draft_batch import DraftBatch
+from mtp.families import HERE
+
+TRAINED = {name: HERE / name for name in ("qwen3_next", "nemotron_h")}
+"""The folders of the trained models of examples/mtp, by family."""
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def tokenizer() -> Tokenizer:
-    """Make a tokenizer of whole words, punctuation and single digits, joined by spaces."""
-    made = Tokenizer(models.WordLevel(IDS, unk_token=UNKNOWN))
+def tokenizer(ids: dict[str, int] = IDS, digits: bool = True) -> Tokenizer:
+    """Make a tokenizer of whole words and punctuation, joined by spaces.
+
+    ids: of all words. digits: each digit is a word.
+    """
+    made = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.WhitespaceSplit(),
             pre_tokenizers.Punctuation("isolated"),
-            pre_tokenizers.Digits(individual_digits=True),
+            *([pre_tokenizers.Digits(individual_digits=True)] if digits else []),
         ]
     )
     made.add_special_tokens([UNKNOWN, END])

@@ -110,7 +110,7 @@ def exam(network: Network, length: int, number: int, stage: Stage) -> dict[str, 
     return scores
 
 
-def optimizers(network: Network, peak: float) -> list[torch.optim.Optimizer]:
+def optimizers(network: torch.nn.Module, peak: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices inside the layers, AdamW for everything else.
 
     Queries and keys are left to AdamW: before lookups form, their gradients are noise, which Muon
