@@ -85,16 +85,17 @@ def write_checkpoint(
     seed: int = 0,
     shard_bytes: int | None = None,
     source: WeightSource | None = None,
+    mtp: bool = False,
 ) -> Path:
     """Write config.json, tensors and a tokenizer to a new `folder`, and return it.
 
     shard_bytes: start another file once one holds this many; None: write one file. source: gives
-    the tensors; None: DummyWeights(seed).
+    the tensors; None: DummyWeights(seed). mtp: write the layer of multi-token prediction too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     named = {**config, "dtype": str(dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
-    shapes = declared_weights(read_config(folder, dtype, torch.float32)).shapes
+    shapes = declared_weights(read_config(folder, dtype, torch.float32, mtp=mtp)).shapes
     weights = source or DummyWeights(seed)
     shards: list[dict[str, torch.Tensor]] = [{}]
     held = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
+from baton.bench.one_engine.mtp_turns import MtpTurns
 from baton.bench.one_engine.paired import least_median, quartiles
 from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
@@ -33,6 +34,7 @@ _KEPT = 1 << 16  # tokens of other answers
 _PHRASE = 8  # tokens of what a repetitive prompt repeats
 _GUESSLESS = "guessless"
 _TEXTS = "ngram", _GUESSLESS, "prediction", "shared"
+_MTP = "mtp"
 
 
 @click.command("speculate")
@@ -49,7 +51,7 @@ _TEXTS = "ngram", _GUESSLESS, "prediction", "shared"
               help="Tokens of an answer.")  # fmt: skip
 @click.option("--turns", type=click.IntRange(3), default=10, show_default=True)
 @click.option("--only", default="", help="Comma-separated names of what is to be measured, as "
-              "0.5,ngram,auto_guessless; all by default.")  # fmt: skip
+              "0.5,ngram,auto_guessless; all but mtp by default. mtp: see above.")  # fmt: skip
 @seed_option
 @json_option
 def speculate(
@@ -76,6 +78,17 @@ def speculate(
     with 95 % confidence, from five turns on. These turns answer plain, drafts, drafts, plain.
     accepted_…: drafts that were right, of those verified;
     length_…: tokens a row with drafts and step.
+
+    \b
+    --only mtp, for checkpoints with a layer of multi-token prediction; prompts repeat a phrase:
+    gain_<batch>_mtp: plain seconds over those with the layer's drafts; tok_s_<batch>_mtp,
+      tok_s_<batch>_plain: tokens a second
+    gain_<batch>_mtp_<acceptance>: at the cost of the layer's drafts, but each is right with that
+      probability
+    acceptance_mtp_<depth>_b<batch>: the layer's drafts of that depth that were right, with all
+      before them
+    entries_ttft_<batch>, entries_decode_<batch>: seconds where steps write the layer's entries
+      and draft nothing, over plain ones
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
@@ -90,6 +103,18 @@ def speculate(
     )
     shares = [float(share) for share in acceptance.split(",")]
     wanted = _wanted(only, shares)
+    found: dict[str, list[float]] = {}
+    settings = {
+        "model": str(model), "dtype": dtype, "window": int(window), "tokens": tokens,
+        "turns": turns, "seed": seed,
+    }  # fmt: skip
+    if _MTP in wanted:
+        layered = MtpTurns(config, int(window), random.Random(seed))
+        found |= layered.run(turns, sizes, tokens, shares)
+        wanted.remove(_MTP)
+    if not wanted:
+        show(Report("speculate", settings, quartiles(found, "gain")), json_wanted)
+        return
     weights = load_model(config)
     plain = Engine(config, weights, None)
     guesser = DeviceNgram(weights.kernels)
@@ -106,7 +131,6 @@ def speculate(
     sources = Proposers(NgramProposer(), proposer, (PredictionSource(), SharedSource(_KEPT)))
     always = Engine(ngram, load_model(config), None, proposers=sources)
     deciding = Engine(auto, load_model(config), None)
-    found: dict[str, list[float]] = {}
     for turn in range(-1, turns):  # the first touches memory and records steps
         for size in sizes:
             rng = random.Random(f"{seed} {turn} {size}")
@@ -140,10 +164,6 @@ def speculate(
         for name in wanted:
             if name.endswith(_GUESSLESS):
                 results |= _loss(f"{size}_{name}", found[f"gain_{size}_{name}"])
-    settings = {
-        "model": str(model), "dtype": dtype, "window": int(window), "tokens": tokens,
-        "turns": turns, "seed": seed,
-    }  # fmt: skip
     show(Report("speculate", settings, results), json_wanted)
 
 
@@ -152,6 +172,7 @@ def _wanted(only: str, shares: list[float]) -> list[str]:
     kinds = [f"{kind}{text}" for kind in ("", "auto_") for text in _TEXTS]
     names = [*(f"{share:g}" for share in shares), *kinds]
     wanted = only.split(",") if only else names
+    names.append(_MTP)
     if unknown := sorted(set(wanted) - set(names)):
         raise click.BadParameter(
             f"{', '.join(unknown)} are not among {', '.join(names)}", param_hint="--only"

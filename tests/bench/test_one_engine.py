@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from mtp_models import TRAINED
 
 from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
 from baton.bench.one_engine.decode import decode
@@ -99,6 +100,26 @@ def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> Non
     assert not any(key.startswith("gain_2_ngram") for key in results)
     done = CliRunner().invoke(speculate, [*arguments, "--only", "ngram,auto_0"])
     assert done.exit_code and "auto_0 are not among 0, 1, ngram, guessless" in done.output
+
+
+def test_speculate_measures_the_drafts_of_an_mtp_layer(folder) -> None:
+    def done(model: Path):
+        arguments = ["--model", str(model), "--batches", "2", "--acceptance", "0,1"]
+        arguments += ["--turns", "3", "--tokens", "24", "--only", "mtp", "--json"]
+        return CliRunner().invoke(speculate, arguments)
+
+    found = done(TRAINED["qwen3_next"])
+    assert found.exit_code == 0, found.output
+    results = json.loads(found.output.splitlines()[-1])["results"]
+    for name in ("mtp", "mtp_0", "mtp_1"):
+        gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
+        assert 0 < low <= gain <= high
+        assert results[f"tok_s_2_{name}"] > 0
+    shares = [results[f"acceptance_mtp_{depth}_b2"] for depth in (1, 2, 3)]
+    assert 1 >= shares[0] >= shares[1] >= shares[2] > 0
+    assert results["entries_ttft_2"] > 0 and results["entries_decode_2"] > 0
+    assert not any("ngram" in key for key in results)
+    assert "multi-token prediction" in str(done(folder).exception)
 
 
 def test_the_least_median_holds_in_19_of_20_cases() -> None:
