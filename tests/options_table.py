@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from baton.deploy.commands.apply import apply
 from baton.deploy.commands.doctor import doctor
 from baton.deploy.commands.drain import drain
 from baton.deploy.commands.restart import restart
@@ -29,7 +30,7 @@ def tables() -> str:
             groups[option.group] += row(option)
     found = ["### baton serve\n\n"]
     found += [f"#### {group.value}\n\n{HEAD}{table}\n" for group, table in groups.items()]
-    for command in (router, worker, scale, restart, drain, doctor):
+    for command in (router, worker, scale, restart, drain, apply, doctor):
         own = {name: row for name, row in rows(command).items() if shared.get(name) != row}
         same = ", ".join(f"`{name}`" for name in rows(command) if name not in own)
         last = f"| as `baton serve` has them | | {same} |\n" if same else ""

@@ -5,11 +5,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from baton.deploy.client.control_client import control_from
-from baton.deploy.client.router_options import RouterChoice
+from baton.deploy.client.control_client import local_control
 from baton.deploy.cluster.change_requests import APPLY, ApplyRequest, OptionChange, changes_in
 from baton.deploy.messages.start_progress import Silent
-from baton.deploy.options.click_options import GroupedCommand, takes
 from baton.deploy.options.config_file import names_of, settings_for
 from baton.deploy.options.in_force import read_settings, yaml_of
 from baton.deploy.options.serve import ServeArguments
@@ -17,7 +15,7 @@ from baton.deploy.options.setting import Setting, Value
 from baton.deploy.terminal.progress import Lines
 
 
-@click.command(cls=GroupedCommand)
+@click.command()
 @click.option("--file", "-f", "path", required=True,
               type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="The file (YAML) that `baton serve -f` takes.")  # fmt: skip
@@ -25,8 +23,10 @@ from baton.deploy.terminal.progress import Lines
 @click.option("--drain", type=click.FloatRange(0), default=30.0, show_default=True,
               help="Seconds for running requests on each process that is restarted or "
               "leaves.")  # fmt: skip
-@takes(RouterChoice)
-def apply(choice: RouterChoice, path: Path, dry_run: bool, drain: float) -> None:
+@click.option("--cluster", metavar="NAME",
+              help="A cluster of yours on this machine; by default, the one that you started "
+              "last.")  # fmt: skip
+def apply(path: Path, dry_run: bool, drain: float, cluster: str | None) -> None:
     """Give a running cluster the settings of a file, while it serves. Numbers of workers change at
     once; for the rest, the processes that need it are restarted one after another. What only a new
     start can change is refused, and then nothing changes. Options that the file does not name stay
@@ -34,7 +34,7 @@ def apply(choice: RouterChoice, path: Path, dry_run: bool, drain: float) -> None
     """
     settings = _settings_in(path)
     read_settings(ServeArguments, settings)
-    control, console = control_from(choice), Console(highlight=False)
+    control, console = local_control(cluster), Console(highlight=False)
     planned = ApplyRequest(settings, drain, dry_run=True)
     changes = changes_in(control.ask(APPLY, planned.arguments, Silent()))
     for each in changes:
