@@ -1,10 +1,18 @@
 """Restarts and drains of workers and routers under load: no stream is lost, no token is another."""
 
 import asyncio
+import os
 import random
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from deploy.several_routers import DEADLINE_S, Load, greedy, running
 from deploy.test_scaling import Heard
 from e2e.books import settled_findings
@@ -13,8 +21,24 @@ from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
 from baton.core.role import Role
+from baton.core.supervised import ProcessSupervisor
+from baton.deploy.apply_settings import apply_handlers
 from baton.deploy.cluster.cluster import Cluster
-from baton.deploy.errors import ScaleError
+from baton.deploy.cluster.control_handlers import control_handlers
+from baton.deploy.commands import config as config_command
+from baton.deploy.commands.apply import apply
+from baton.deploy.errors import DeployError, ScaleError, StartError
+from baton.deploy.files.owned_folder import owned_folder
+from baton.deploy.files.state_file import (
+    ClusterState,
+    control_path,
+    folder,
+    process_named,
+    published,
+)
+from baton.deploy.messages.control import listening
+from baton.deploy.options.config_file import names_of, settings_for
+from baton.deploy.options.in_force import default_of
 from baton.engine.settings.config import EngineConfig
 from baton.rpc.identity import ProcessRole
 
@@ -179,6 +203,108 @@ async def test_a_drain_that_is_undone_moves_nothing(
     assert_same_where_it_went_on(
         oracle, engine.model, asked, found, [wanted[tuple(p)] for p in asked]
     )
+
+
+@pytest.mark.chaos
+async def test_a_cluster_follows_its_file_under_load(
+    cluster: Cluster, engine: EngineConfig, oracle: Oracle, tmp_path: Path
+) -> None:
+    file = tmp_path / "baton.yaml"
+    plain = f"model: {engine.model}\npage-size: 16\nserve:\n  decode-dp: 2\n  routers: 2\n"
+    file.write_text(plain)
+    prompts = prompts_of(2)
+    wanted = dict(zip(map(tuple, prompts), greedy(engine, prompts, TOKENS), strict=True))
+    with commanded(cluster, file) as run:
+        assert await run(apply) == "nothing to change\n"
+        load = Load(cluster, prompts, TOKENS)
+        load.start(4)
+        before = incarnations(cluster)
+        file.write_text(f"{plain}  policy: least_load\n  prefill: 2\n")
+        differences = [
+            f"prefill: 1 -> 2  # {file}:7; at once",
+            f"policy: prefix_aware -> least_load  # {file}:6; restarts router processes, one after "
+            "another",
+        ]
+        assert (await run(apply, "--dry-run")).splitlines() == differences
+        assert (incarnations(cluster), policies(cluster)) == (before, {"prefix_aware"})
+        told = (await run(apply, "--drain", f"{DEADLINE_S:g}")).splitlines()  # of routers
+        assert told[:2] == differences and len(told) > 5
+        there = incarnations(cluster)
+        assert there.keys() == before.keys() | {"prefill-1"} and there | before == there
+        assert policies(cluster) == {"least_load"}
+        assert await run(apply) == "nothing to change\n"
+        assert incarnations(cluster) == there
+        shown = await run(config_command.cluster, "--changed")
+        assert re.search(rf"^policy: least_load +# {file}:6$", shown, re.MULTILINE)
+        file.write_text(f"chunked-prefill-size: 32\n{plain}  policy: least_load\n")
+        await run(apply, "--drain", "0.3")
+        workers = cluster.router.server_info()["workers"]
+        chunks = {each["worker_id"]: each["settings"]["chunked_prefill_size"] for each in workers}
+        assert chunks == dict.fromkeys(before, 32)
+        there = incarnations(cluster)
+        file.write_text(f"lease: 2\n{plain.replace('16', '32')}")
+        with pytest.raises(DeployError, match="only a new start can change page-size"):
+            await run(apply)
+        assert (incarnations(cluster), policies(cluster)) == (there, {"least_load"})
+        await load.stop()
+    asked, found = map(list, zip(*load.answers, strict=True))
+    assert_same_where_it_went_on(
+        oracle, engine.model, asked, found, [wanted[tuple(p)] for p in asked]
+    )
+
+
+@pytest.mark.chaos
+async def test_options_with_which_a_worker_does_not_start_are_taken_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    config, before = cluster.config, incarnations(cluster)
+    wrong = replace(config, engine=replace(config.engine, model=tmp_path / "nowhere"))
+    decode = (ProcessRole.DECODE,)
+    with pytest.raises(StartError, match=r"decode-0: cannot start: .*again those of before"):
+        await asyncio.to_thread(cluster.reconfigure, wrong, decode, 0.3)
+    assert cluster.config == config
+    after = incarnations(cluster)
+    assert {name for name, each in after.items() if each > before[name]} == {"decode-0"}
+    assert states(cluster, "decode-0") == states(cluster, "decode-1") == {"ready"}
+    load = Load(cluster, prompts_of(8), TOKENS)
+    load.start(4)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(load.answers) < 4:
+            await asyncio.sleep(0.05)
+    await load.stop()
+
+
+@contextmanager
+def commanded(cluster: Cluster, file: Path) -> Iterator[Callable[..., Awaitable[str]]]:
+    """Let commands find a cluster as if `baton serve` had made it from a file. Yield a function
+    that runs a command for it, and returns what that prints.
+    """
+    found = settings_for(file, "serve").values()
+    names = {each.names[0].removeprefix("--"): each for each in names_of("serve").values()}
+    settings = {name: default_of(each) for name, each in names.items()}
+    settings |= {each.name: each for each in found}
+    cluster.config = replace(cluster.config, settings=tuple(settings.values()))
+    cluster.wiring = replace(cluster.wiring, config=cluster.config)
+    process, name = process_named(os.getpid()), f"applied-{os.getpid()}"
+
+    async def run(command: click.Command, *words: str) -> str:
+        given = [*(("-f", str(file)) if command is apply else ()), "--cluster", name, *words]
+        result = await asyncio.to_thread(
+            CliRunner().invoke, command, given, catch_exceptions=False, standalone_mode=False
+        )
+        return result.output
+
+    with owned_folder(folder()) as own:
+        control, urls = control_path(own), cluster.routers.http_urls
+        state = ClusterState(name, *process, time.time(), "", urls, "", str(control))
+        handlers = {**control_handlers(cluster), **apply_handlers(cluster)}
+        with listening(control, handlers, ProcessSupervisor()), published(own, state) as public:
+            public.serves()
+            yield run
+
+
+def policies(cluster: Cluster) -> set[str]:
+    return {each.server_info()["router"]["policy"] for each in cluster.routers.clients}
 
 
 def moves(cluster: Cluster, routers: int | None = None) -> float:
