@@ -5,17 +5,15 @@ import random
 from pathlib import Path
 
 BLOCK = 64  # tokens that one hash id stands for
-TURNS = 5  # of an agent, those of its one subagent included
+TURNS = 5  # of an agent
 _TOOLS, _SYSTEM = 6, 2  # blocks with which every agent of a trace begins
 _OUTPUT = 24  # tokens of an answer
 _MOST_THOUGHT_S = 0.4
 
 
 def write_traces(folder: Path, model: str, agents: int, seed: int = 1) -> Path:
-    """Write one file an agent to a new folder, and return it.
-
-    Every second agent asks a subagent, whose prompt begins as its own does.
-    """
+    """Write one file an agent to a new folder, and return it. A turn's blocks begin with those of
+    the turn before."""
     folder.mkdir()
     rng = random.Random(seed)
     for number in range(agents):
