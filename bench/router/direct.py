@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from baton.bench.router.http_client import DEADLINE_S, Replies
+from baton.bench.sessions.http_client import DEADLINE_S, Replies
 from baton.core.errors import PeerLostError
 from baton.proto import worker_pb2_grpc
 from baton.proto.common_pb2 import Hello, SamplingParams, WorkerIdentity

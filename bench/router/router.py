@@ -25,14 +25,14 @@ from baton.bench.contract import (
     show,
     summarise,
 )
-from baton.bench.router.bodies import TEXT, generate_bodies, short_text
-from baton.bench.router.chat_model import write_chat_model
 from baton.bench.router.decisions import Decisions
 from baton.bench.router.direct import ask_rank
-from baton.bench.router.http_client import DEADLINE_S, Replies, post_all
-from baton.bench.router.request_cpu import CountedRouter
 from baton.bench.router.sglang_router import NAME, missing, sglang_router
+from baton.bench.sessions.bodies import TEXT, generate_bodies, short_text
+from baton.bench.sessions.chat_model import write_chat_model
 from baton.bench.sessions.client_port import ClientPort
+from baton.bench.sessions.http_client import DEADLINE_S, Replies, post_all
+from baton.bench.sessions.request_cpu import CountedRouter
 from baton.bench.sessions.rig import Rig, rig
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 from baton.deploy.client.router_client import RouterClient

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from baton.bench.cluster.stream_client import RequestFailed
 from baton.bench.contract import Peer
-from baton.bench.router.http_client import post_all
 from baton.bench.router.http_worker import serve_http
+from baton.bench.sessions.http_client import post_all
 from baton.bench.sessions.processes import child
 
 NAME = "sglang_router"

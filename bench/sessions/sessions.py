@@ -22,10 +22,10 @@ from baton.bench.contract import (
     show,
     summarise,
 )
-from baton.bench.router.chat_model import write_chat_model
-from baton.bench.router.request_cpu import CountedRouter
+from baton.bench.sessions.chat_model import write_chat_model
 from baton.bench.sessions.curve import Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
+from baton.bench.sessions.request_cpu import CountedRouter
 from baton.bench.sessions.rig import LOOP, Rig, Round, rig
 from baton.bench.sessions.router_cost import MOST_BUSY, Counted, RouterCost
 from baton.deploy.certs.cluster_credentials import cluster_credentials

@@ -20,7 +20,7 @@ from baton.api.backend import GenerateRequest, ModelInfo, TokenEvent
 from baton.api.http import make_app
 from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
-from baton.bench.router.chat_model import write_chat_model
+from baton.bench.sessions.chat_model import write_chat_model
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer

@@ -12,7 +12,10 @@ import pytest
 from baton.api.request_body import LARGE_BYTES
 from baton.bench.cluster.stream_client import RequestFailed
 from baton.bench.router import router as bench
-from baton.bench.router.bodies import (
+from baton.bench.router.decisions import Decisions
+from baton.bench.router.http_worker import serve_http
+from baton.bench.router.sglang_router import missing
+from baton.bench.sessions.bodies import (
     CHAT_BYTES,
     TOOLS,
     TURN_BYTES,
@@ -21,10 +24,7 @@ from baton.bench.router.bodies import (
     chat_bodies,
     generate_bodies,
 )
-from baton.bench.router.decisions import Decisions
-from baton.bench.router.http_client import post_all
-from baton.bench.router.http_worker import serve_http
-from baton.bench.router.sglang_router import missing
+from baton.bench.sessions.http_client import post_all
 from baton.bench.sessions.processes import child
 from baton.router.policies.prefix_aware import PrefixAware
 

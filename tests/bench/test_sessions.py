@@ -15,7 +15,7 @@ import pytest
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster.thread_cpu import thread_seconds
 from baton.bench.contract import numbers_option
-from baton.bench.router.chat_model import write_chat_model
+from baton.bench.sessions.chat_model import write_chat_model
 from baton.bench.sessions.curve import HEIGHT, WIDTH, Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, rig

@@ -304,7 +304,7 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     ports = RouterPorts(config.router.http_port, config.router.grpc_port, 3)
     router = wired(config, ports, ports).router()
     assert isinstance(router, RouterConfig)
-    assert unset(router) == {"control"}, "the supervisor sets it"
+    assert unset(router) == {"control", "http_socket"}, "the supervisor and the actor set them"
 
 
 @pytest.mark.usefixtures("starts_nothing")

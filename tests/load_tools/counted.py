@@ -11,7 +11,7 @@ from load_tools.tool import Load, Reported, Server
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.bench.cluster.stream_client import StreamedAnswer, complete
-from baton.bench.router.chat_model import VOCABULARY
+from baton.bench.sessions.chat_model import VOCABULARY
 
 DEADLINE_S = 120.0
 Page = Mapping[str, float]

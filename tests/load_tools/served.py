@@ -13,7 +13,7 @@ from pathlib import Path
 from load_tools.tool import Server
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.bench.router.chat_model import CONTEXT, VOCABULARY, write_chat_model
+from baton.bench.sessions.chat_model import CONTEXT, VOCABULARY, write_chat_model
 from baton.bench.sessions.rig import rig
 from baton.core.metric_dialect import MetricDialect
 from baton.core.telemetry_options import TelemetryOptions

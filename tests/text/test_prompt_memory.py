@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from baton.bench.router.chat_model import chat_tokenizer
+from baton.bench.sessions.chat_model import chat_tokenizer
 from baton.text.errors import EncodingError
 from baton.text.prompt_cuts import PromptCuts
 from baton.text.prompt_memory import PromptMemory

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.bench.router.bodies import chat_bodies, generate_bodies, turn_bodies
-from baton.bench.router.http_client import post_all
+from baton.bench.sessions.bodies import chat_bodies, generate_bodies, turn_bodies
+from baton.bench.sessions.http_client import post_all
 from baton.deploy.client.router_options import RouterAddress
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baton.bench.router.chat_model import sources
+from baton.bench.sessions.chat_model import sources
 
 TEXT = 64  # characters of a prompt of `/generate`
 CHAT_BYTES = 600  # of a body of a short chat
