@@ -242,7 +242,7 @@ async def test_a_cluster_follows_its_file_under_load(
         chunks = {each["worker_id"]: each["settings"]["chunked_prefill_size"] for each in workers}
         assert chunks == dict.fromkeys(before, 32)
         there = incarnations(cluster)
-        file.write_text(f"lease: 2\n{plain.replace('16', '32')}")
+        file.write_text(f"lease: 2\n{plain.replace('size: 16', 'size: 32')}")
         with pytest.raises(DeployError, match="only a new start can change page-size"):
             await run(apply)
         assert (incarnations(cluster), policies(cluster)) == (there, {"least_load"})
