@@ -41,7 +41,7 @@ class Pod:
     given: Mapping[str, Path]  # volumes that stand for claims and Secrets, by name
     hosts: Mapping[str, str]  # addresses by name in DNS
     process: "subprocess.Popen[bytes] | None" = None
-    leaving: bool = False
+    leaving: bool = True  # not ready, or ending: no Service leads to it
     starts: int = 0
 
     @property
@@ -77,7 +77,7 @@ class Pod:
         for each in self.spec.get("initContainers", ()):
             done = await asyncio.to_thread(self._run(each).wait, 240.0)
             assert done == 0, self.log
-        self.process, self.leaving = self._run(self.container), False
+        self.process = self._run(self.container)
         self.starts += 1
         await self.passes("startupProbe")
 
@@ -89,6 +89,8 @@ class Pod:
             assert self.process is not None and self.process.poll() is None, self.log
             assert time.monotonic() < ends, f"{self.name}: no {probe}\n{self.log}"
             await asyncio.sleep(0.2)
+        if probe == "readinessProbe":
+            self.leaving = False
 
     async def ask(self, probe: str) -> bool:
         """Ask once, as a kubelet does, and return whether the probe succeeds."""
