@@ -35,6 +35,7 @@ BatonError                     INTERNAL
 ├── ClientGone                 CANCELLED          the client closed its connection [api]
 ├── DeployError                INTERNAL           [deploy]
 │   ├── StartError             INTERNAL           a cluster that cannot start
+│   │   └── ConfigFileError    INTERNAL           a file of settings that cannot be used
 │   ├── EngineLostError        UNAVAILABLE        the engine of a worker by hand has stopped
 │   ├── RayLostError           UNAVAILABLE        Ray has ended under a running cluster
 │   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked

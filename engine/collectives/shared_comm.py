@@ -1,5 +1,6 @@
 """The collectives of ranks on the CPU of one host, by native kernels over shared memory."""
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -33,7 +34,8 @@ class SharedComm:
         """See `Comm`."""
         key = tuple(widths)
         if key not in self._widths:
-            self._widths[key] = torch.tensor(key, dtype=torch.int64)
+            # Not `torch.tensor`, which is an operation that no recording may have.
+            self._widths[key] = torch.frombuffer(array("q", key), dtype=torch.int64)
         return gather_columns_native(
             self._native, x.contiguous(), self._widths[key], key, self._memory.meeting
         )

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from baton.engine.settings.choices import WINDOWS
@@ -118,8 +119,18 @@ class StepCosts:
             return None
         nearest = min(known, key=lambda key: abs(key.rows - wanted.rows))
         plain = self._kinds[_Key(nearest.rows, PLAIN)]
-        cost = self._kinds[nearest].usual / plain.usual
+        cost = max(kind.usual for kind in self._up_to(nearest)) / plain.usual
         return max(1.0, cost)  # less is what others on the machine have made of it
+
+    def _up_to(self, wanted: _Key) -> Iterator[_Kind]:
+        """Yield a kind that is known, and those of narrower windows that were measured later: where
+        these have become dear, it costs no less."""
+        mine = self._kinds[wanted]
+        yield mine
+        for key, kind in self._kinds.items():
+            if PLAIN < key.window < wanted.window and key == wanted._replace(window=key.window):
+                if kind.last > mine.last and self._known(key):
+                    yield kind
 
     def _known(self, key: _Key) -> bool:
         kind = self._kinds.get(key)

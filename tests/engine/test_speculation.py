@@ -498,9 +498,9 @@ class Faults:
 
     @staticmethod
     def penalty_of_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-        def sample(logits, draws, ends, tables, kernels):
+        def sample(logits, draws, ends, tables, *more):
             before = tables.counts.clone()
-            found = right(logits, draws, ends, tables, kernels)
+            found = right(logits, draws, ends, tables, *more)
             if draws.score_targets is None and logits.shape[0] == draws.draws:
                 tables.counts.copy_(before)
             return found
