@@ -113,18 +113,28 @@ class Decoder:
             if batch.progress is not None:
                 batch.progress.block_ended()
         if self.mtp is not None:
-            x = self.norm(x)
-            self.mtp.record(x, embedded, step)
+            return self._record(self.mtp, self.norm(x), embedded, batch, step)
         if batch.progress is not None:
             batch.progress.all_written()
         wanted = self.kernels.select_rows(x, batch.logit_tokens)
-        if self.mtp is not None:
-            return self.head(wanted)
         if wanted.shape[0]:
             for block in self.blocks[self.mixing :]:
                 wanted = block(wanted, wanted, step)
         wanted = self.norm(wanted)
         return self.head(wanted)
+
+    def _record(
+        self, mtp: MtpLayer, x: Tensor, embedded: Tensor, batch: ForwardBatch, step: Step
+    ) -> Tensor:
+        """Write what the MTP layer keeps of a step, and return the logits. x, embedded: [T, hidden]
+
+        The ranks meet in the head and not in that layer, so all have written it only then.
+        """
+        mtp.record(x, embedded, step)
+        logits = self.head(self.kernels.select_rows(x, batch.logit_tokens))
+        if batch.progress is not None:
+            batch.progress.all_written()
+        return logits
 
     @torch.no_grad()
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:

@@ -4,6 +4,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from step_driver import Row, StepDriver
 from torch import Tensor
 
 from baton.engine.assembly.loader import load_model
+from baton.engine.models.layers.vocabulary import Head
 from baton.engine.settings.config import EngineConfig
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.kept_inputs import kept_inputs
+from baton.engine.step.layer_progress import LayerProgress
 from baton.engine.step.model import Model
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.kernel_choice import KernelChoice
@@ -55,6 +58,27 @@ def entries(driver: StepDriver, row: Row) -> Tensor:
 def hidden(driver: StepDriver, row: Row) -> Tensor:
     """[hidden]: the last hidden state in the row's slot."""
     return hidden_of(driver, [row])[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next_moe"], indirect=True)
+def test_a_hand_off_hears_that_all_is_written_once_the_ranks_have_met(
+    model: Model, ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They meet in the head: another rank may still be writing its entries before."""
+    done: list[str] = []
+    head = Head.__call__
+
+    def meet(self: Head, x: Tensor) -> Tensor:
+        done.append("met")
+        return head(self, x)
+
+    monkeypatch.setattr(Head, "__call__", meet)
+    driver = StepDriver(model)
+    batch = driver.batch([(driver.start(ids), TOKENS)], 0)
+    progress = create_autospec(LayerProgress, instance=True)
+    progress.all_written.side_effect = lambda: done.append("written")
+    model.forward(replace(batch, progress=progress), driver.states, driver.pages)
+    assert done == ["met", "written"]
 
 
 def test_drafts_of_three_depths_are_those_of_a_float64_reference(
