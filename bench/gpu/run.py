@@ -79,7 +79,7 @@ def parity(part: Part) -> None:
         command += ["-k", DRY_TEST]
     elif find_spec("xdist") is not None:
         command += ["-n", "8"]  # most of their time goes to compiling
-    path = os.pathsep.join(str(ROOT / folder) for folder in (".types", "tests"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in (".types", "tests", "examples"))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with TemporaryFile("w+") as said:
         tests = subprocess.Popen(

@@ -171,7 +171,7 @@ def _wanted(only: str, shares: list[float]) -> list[str]:
     """Return the names of what is measured. Raises BadParameter."""
     kinds = [f"{kind}{text}" for kind in ("", "auto_") for text in _TEXTS]
     names = [*(f"{share:g}" for share in shares), *kinds]
-    wanted = only.split(",") if only else names
+    wanted = only.split(",") if only else list(names)
     names.append(_MTP)
     if unknown := sorted(set(wanted) - set(names)):
         raise click.BadParameter(

@@ -19,7 +19,11 @@ from baton.bench.cluster import load
 from baton.bench.cluster.stream_client import complete
 from baton.deploy.cluster.cluster import Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    # Its ranks verify drafts, of which dashboards tell too.
+    pytest.mark.parametrize("running_cluster", ["nixl"], indirect=True, scope="session"),
+]
 
 SPEED = 100.0  # ten minutes of a rule are six seconds here
 LONG = 900  # tokens of an answer
