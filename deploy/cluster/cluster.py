@@ -72,7 +72,9 @@ class Cluster:
             held.enter_context(self._kept)
             joined = None if detached else held.enter_context(ray_for(config, ray_watch))
             self._ray = joined or RayAround()
-            self.wiring = record.wiring if record else self._settle(config, held)
+            # The socket that outlived the router has ended with the process that kept it.
+            taken_over = replace(record.wiring, listener=None) if record else None
+            self.wiring = taken_over or self._settle(config, held)
             # In its first life this process has reserved the ports itself.
             self._ports = PortKeeper(self.wiring.listening if record else ())
             held.callback(self._ports.close)

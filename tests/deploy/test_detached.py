@@ -220,6 +220,7 @@ def test_a_later_supervisor_keeps_the_ports_of_routers_that_die(
             later = Cluster(config, detached=detached)
             later.up()
             assert later.http_url == first.http_url
+            assert first.wiring.listener and later.wiring.listener is None  # that socket has ended
             # Nobody has called there: no connection that has ended occupies it.
             address = ("127.0.0.1", int(later.grpc_address.rpartition(":")[2]))
             later.look_after()  # the router listens: there is nothing to take yet
