@@ -38,7 +38,7 @@ try:
         print(child.pid, flush=True)
         try:
             while True:
-                time.sleep(60)
+                time.sleep(0.1)
         finally:
             if sys.argv[2] == "stop Ray":
                 watch.end()
