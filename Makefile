@@ -143,6 +143,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The generated stubs are committed; tests/test_protos.py fails when they are stale.
 protos: $(STAMP)

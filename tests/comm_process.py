@@ -33,7 +33,7 @@ def main() -> None:
     parts = [torch.randn(n, generator=generator).to(device) for n in SIZES]
     columns = torch.randn(3, 2 + rank, generator=generator).to(device)
     told = torch.randint(1 << 40, (5,), generator=generator).to(device)
-    found = {
+    found: dict[str, Tensor | list[Tensor]] = {
         "parts": parts,
         "sums": [comm.all_reduce(part.clone()) for part in parts],
         "replayed": [replayed(comm, part) for part in parts],

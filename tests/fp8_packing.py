@@ -45,9 +45,11 @@ def in_blocks(rows: int | None, columns: int | None, exponents: bool = False) ->
     def pack(weight: Tensor) -> Packed:
         if weight.dim() == 3:
             each = [pack(expert) for expert in weight]
-            columns_of = [[p.values for p in each], [p.scales for p in each]]
-            stacked = [torch.stack(tensors) for tensors in columns_of]
-            return Packed(*stacked, torch.stack([p.expanded for p in each]))
+            return Packed(
+                torch.stack([p.values for p in each]),
+                torch.stack([p.scales for p in each]),
+                torch.stack([p.expanded for p in each]),
+            )
         high, wide = rows or weight.shape[0], columns or weight.shape[1]
         counts = (-(-weight.shape[0] // high), -(-weight.shape[1] // wide))
         scales = torch.zeros(counts)
@@ -120,12 +122,16 @@ def pack(
             quantised.add(name)
     assert quantised, f"{', '.join(forms)} match none of {', '.join(plain)}"
     packed |= more or {}
-    folders = [folder.with_name(f"{folder.name}-{kind}") for kind in ("fp8", "expanded")]
-    for to, tensors in zip(folders, (packed, expanded), strict=True):
+    pair = Pair(
+        folder.with_name(f"{folder.name}-fp8"),
+        folder.with_name(f"{folder.name}-expanded"),
+        frozenset(quantised),
+    )
+    for to, tensors in ((pair.packed, packed), (pair.expanded, expanded)):
         shutil.copytree(folder, to)
         save_file({n: t.contiguous() for n, t in tensors.items()}, to / FILE)
-    edit_config(folders[0], config)
-    return Pair(*folders, frozenset(quantised))
+    edit_config(pair.packed, config)
+    return pair
 
 
 def edit_config(folder: Path, fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ class GpuMode(TorchFunctionMode):
         elif named or like:
             there = _is_gpu(named[0]) if named else isinstance(like[0], OnGpu)
         plain = source.as_subclass(Tensor) if here else source
-        rest = map(_on_host, args[1:])
+        rest: list[Any] = [_on_host(value) for value in args[1:]]
         kwargs = {key: _on_host(value) for key, value in kwargs.items()}
         moved: Tensor = Tensor.to(plain, *rest, **kwargs) if name == "to" else plain
         if here is there:
@@ -160,12 +160,12 @@ def _on_host(value: object) -> object:
     return "cpu" if _is_gpu(value) else value
 
 
-def _is_device(value: object) -> bool:
+def _is_device(value: object) -> TypeGuard[torch.device | str]:
     return isinstance(value, torch.device) or (isinstance(value, str) and value in ("cpu", "cuda"))
 
 
 def _is_gpu(value: object) -> bool:
-    return _is_device(value) and torch.device(value).type == "cuda"  # type: ignore[arg-type]
+    return _is_device(value) and torch.device(value).type == "cuda"
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

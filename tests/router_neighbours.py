@@ -5,6 +5,7 @@ import random
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,10 +39,10 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
 class Cluster(AbstractAsyncContextManager["Cluster"]):
     """A real router on ephemeral ports, and the workers that the test adds."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.config = RouterConfig(
             model=model_folder(folder), credentials=folder_of("router", "router-0"), **options
-        )  # type: ignore[arg-type]
+        )
         self.owner = ProcessSupervisor()
         self.server = RouterServer(self.config, self.owner)
         self.headers: dict[str, str] = {}  # of the questions about workers
@@ -81,12 +82,10 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             assert not reply.HasField("error"), reply
             if isinstance(worker, FakeRank):
                 await within(worker.hellos.get())
-                # Its answer may still be on the way.
-                await self.until(lambda workers, name=worker.worker_id: workers[name]["ready"])
-                await self.until(lambda seen, rank=worker: _ready(seen[rank.worker_id], rank))
+                await self.until(partial(_ready, rank=worker))  # its answer may be on the way
 
     def generate(
-        self, prompt: Sequence[int], timeout: float = DEADLINE_S, **options: object
+        self, prompt: Sequence[int], timeout: float = DEADLINE_S, **options: Any
     ) -> "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateReply]":
         """A streaming gRPC call; `options` are those of SamplingParams."""
         return self.inference.Generate(
@@ -122,8 +121,9 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
                 pass
 
 
-def _ready(seen: Mapping[str, object], rank: FakeWorker) -> bool:
+def _ready(workers: Mapping[str, Mapping[str, object]], rank: FakeWorker) -> bool:
     """Return whether the router starts requests on exactly this incarnation of the rank."""
+    seen = workers[rank.worker_id]
     return bool(seen["ready"]) and seen["incarnation"] == rank.incarnation
 
 

@@ -32,6 +32,8 @@ def boundary_values() -> list[tuple[str, Any, bool]]:
     found: list[tuple[str, Any, bool]] = []
     for field in fields(SamplingParams):
         rule = field.metadata.get("rule")
+        legal: list[object]
+        wrong: list[object]
         match rule:
             case FloatRange(low, high):
                 legal = [float32(low), float32(high)]

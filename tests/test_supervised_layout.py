@@ -25,7 +25,7 @@ def bare_starts(source: str) -> list[str]:
     types = set(_annotations(tree))
     found = []
     for node in ast.walk(tree):
-        if node in types:
+        if not isinstance(node, ast.expr | ast.stmt) or node in types:
             continue
         name = _name(node)
         if name in TASKS | THREADS | LOW_LEVEL and not _of(node, groups):

@@ -1,7 +1,7 @@
 """The device of the Triton kernels' tests: a GPU, or the CPU under Triton's interpreter."""
 
 from dataclasses import fields, is_dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,16 +18,20 @@ T = TypeVar("T")
 def here(value: T) -> T:
     """A copy on DEVICE: of a tensor with its strides, or of the tensors of a dataclass, list or
     dictionary."""
+    return cast(T, _moved(value))
+
+
+def _moved(value: Any) -> object:
     if isinstance(value, Tensor):
         whole = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
         moved = whole.to(DEVICE, copy=True)
         return moved.as_strided(value.shape, value.stride(), value.storage_offset())
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: here(getattr(value, f.name)) for f in fields(value)})
+        return replace(value, **{f.name: _moved(getattr(value, f.name)) for f in fields(value)})
     if isinstance(value, dict):
-        return {key: here(inner) for key, inner in value.items()}
+        return {key: _moved(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(here(inner) for inner in value)
+        return type(value)(_moved(inner) for inner in value)
     return value
 
 

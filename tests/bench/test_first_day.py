@@ -36,7 +36,7 @@ from baton.bench.gpu.parts import Limits, Line, Part
 from baton.bench.gpu.sizes import TINY
 from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.base import Kernels
-from baton.kernels.torch_kernels import TORCH
+from baton.kernels.torch_kernels import TORCH, TorchKernels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATH = os.pathsep.join((str(ROOT / ".types"), str(ROOT / "examples")))
@@ -127,7 +127,7 @@ def test_kernels_with_a_fault_are_noticed(
 ) -> None:
     case, calls = step(), []
 
-    class Faulty(type(TORCH)):
+    class Faulty(TorchKernels):
         @staticmethod
         def mamba2_step(weights, token, conv, ssm, read_slots, write_slots, has_initial=None):
             calls.append(1)

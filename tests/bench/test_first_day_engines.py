@@ -5,6 +5,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from baton.engine.request.events import RequestFinished
 from baton.engine.request.output import Output
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.engine.step.layer_progress import OnLayers
+from baton.engine.step.model import Model
 
 
 def lines_of(work, most_s: float = 60.0) -> list[Line]:
@@ -43,11 +45,17 @@ def lines_of(work, most_s: float = 60.0) -> list[Line]:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_row_that_raises_dies_or_hangs_costs_its_own_line() -> None:
     def work(part: Part) -> None:
+        def raises() -> None:
+            raise KeyError("absent")
+
+        def hangs() -> None:
+            threading.Event().wait()
+
         rows = {
             "good": lambda: part.add("good", "ok"),
-            "raises": lambda: {}["absent"],
+            "raises": raises,
             "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
-            "hangs": lambda: threading.Event().wait(),
+            "hangs": hangs,
         }
         side_by_side(part, rows)
 
@@ -118,7 +126,7 @@ def checked(leaks: bool = False, fault: str = "") -> CheckedModel:
 
         return replay, result
 
-    model = CheckedModel(Stub(leaks), 4, capture)
+    model = CheckedModel(cast(Model, Stub(leaks)), 4, capture)
     tables = torch.zeros((4, 2), dtype=torch.int32)
     model.capture(states, pages, tables)
     model.watched = True

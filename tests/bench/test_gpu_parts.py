@@ -24,6 +24,10 @@ def tells(part: Part) -> None:
     part.add("told", "1 us")
 
 
+def raises() -> None:
+    raise KeyError("absent")
+
+
 def ran(*works) -> GpuRun:
     run = GpuRun(dry=True, budget_s=60.0)
     for number, (work, most_s) in enumerate(works):
@@ -33,7 +37,7 @@ def ran(*works) -> GpuRun:
 
 def test_a_row_that_raises_is_told_and_the_next_has_its_turn():
     def work(part: Part) -> None:
-        part.row("bad", lambda: {}["absent"])
+        part.row("bad", raises)
         part.row("late", lambda: tells(part), least_s=1e6)
         part.row("good", lambda: tells(part))
 

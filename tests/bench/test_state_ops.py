@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -55,7 +56,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def printed(*arguments: str) -> dict[str, dict[str, float]]:
+def printed(*arguments: str) -> dict[str, dict[str, Any]]:
     result = CliRunner().invoke(state_ops, [*arguments, "--json", "--seed", "5"])
     assert result.exit_code == 0, result.output
     report: dict[str, dict[str, float]] = json.loads(result.output.splitlines()[-1])

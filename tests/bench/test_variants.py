@@ -56,6 +56,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Kimi-Linear": {**small_config(KIMI_LINEAR), "linear_num_heads": 16, "kv_lora_rank": 32},
 }
 
+MAX_RUNNING = 64
+
 
 class NoProducts(TritonKernels):
     """Triton's kernels beside matrix products that are not computed: nothing else is, either."""
@@ -75,7 +77,7 @@ def variants_of(
     options = EngineConfig(
         model=write_config(folder / "model", config, small=False),
         dtype=torch.bfloat16,
-        max_running=64,
+        max_running=MAX_RUNNING,
         max_model_len=2048,
         chunked_prefill_size=2048,
         page_size=64,
@@ -86,7 +88,7 @@ def variants_of(
     read = read_config(options.model, options.dtype, options.ssm_dtype)
     model = build_model(read, DummyWeights(), torch.device("cpu"), kernels=NoProducts())
     with counted_variants() as at_start:
-        graphed = CountedCapture(model, at_start, options.max_running)
+        graphed = CountedCapture(model, at_start, MAX_RUNNING)
         engine = Engine(options, graphed if options.graphs else model, None, InlineStream())
     rng = random.Random(0)
     serial = 0

@@ -1,13 +1,14 @@
 """`baton.client` and the calls of `baton.v1.Inference` that it makes, over a real gRPC server."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import pytest
 from fake_backend import CONTEXT, FakeBackend
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -120,12 +121,13 @@ async def test_a_batch_with_a_wrong_request_is_refused_by_its_place(
     address: str, backend: FakeBackend
 ) -> None:
     async with AsyncClient(address, timeout_s=DEADLINE_S) as client:
-        for prompts, words in (
+        batches: tuple[tuple[list[str | Sequence[int]], str], ...] = (
             (["hello", ""], r"requests\[1\]: "),
             (["hello", [10**6]], r"requests\[1\]: "),
             ([], "0 requests in a batch"),
             (["x"] * 257, "257 requests"),
-        ):
+        )
+        for prompts, words in batches:
             with pytest.raises(ApiError, match=words) as caught:
                 await client.generate_batch(prompts)
             assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -205,8 +207,10 @@ async def test_bytes_that_are_no_message_are_invalid(address: str, method: str) 
         assert "no message of this method" in (await call.details() or "")
 
 
-REQUESTS = {method.name: method.input_type for method in
-            inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods}  # fmt: skip
+REQUESTS = {
+    method.name: GetMessageClass(method.input_type)
+    for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods
+}
 words = st.text(max_size=6) | st.sampled_from(["toy", "hello", ""])
 numbers = st.integers(0, 2**32 - 1) | st.integers(0, 299)
 sampling = st.fixed_dictionaries(
@@ -315,10 +319,9 @@ def test_any_messages_get_an_answer_or_a_clear_refusal(
             suppress_health_check=list(HealthCheck),
         )
         @given(call=calls)
-        def fuzz(call: tuple[str, object]) -> None:
+        def fuzz(call: tuple[str, Any]) -> None:
             method, body = call
-            kind = REQUESTS[method]._concrete_class
-            raw = body if isinstance(body, bytes) else kind(**body).SerializeToString()  # type: ignore[arg-type]
+            raw = body if isinstance(body, bytes) else REQUESTS[method](**body).SerializeToString()
             asyncio.run_coroutine_threadsafe(send(method, raw), loop).result(DEADLINE_S)
 
         try:

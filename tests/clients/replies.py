@@ -20,7 +20,9 @@ class Said:
 
 def said_by(answer: str) -> Said:
     """Return what an answer of the scripts says: thoughts, a text, then calls."""
-    thoughts, answer = re.fullmatch(r"(?:<think>(.*?)</think>)?(.*)", answer, re.DOTALL).groups()
+    found = re.fullmatch(r"(?:<think>(.*?)</think>)?(.*)", answer, re.DOTALL)
+    assert found is not None, "any text is of this form"
+    thoughts, answer = found.groups()
     text, *calls = re.split(r"<tool_call>\n(.*?)\n</tool_call>", answer, flags=re.DOTALL)
     read = [json.loads(each) for each in calls[::2]]
     return Said(thoughts or "", text.strip(), [(c["name"], c["arguments"]) for c in read])

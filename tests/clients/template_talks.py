@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import Any
 
 from conversation_draws import TOOLS, Json, Turn
 
@@ -38,7 +39,7 @@ PLUM, CHERRY = Turn("assistant", ["A plum is."]), Turn("assistant", ["A cherry i
 # Nine letters or digits: Mistral's templates refuse other names of calls.
 READ = ("read00001", "read", {"zone": "orchard", "about": "naïve 日本"})
 EDIT = ("edit00002", "edit", {"deep": {"list": [1, "two"], "no": False}, "sure": True, "n": 7})
-BARE = ("read00003", "read", {})
+BARE: tuple[str, str, dict[str, Any]] = ("read00003", "read", {})
 FOUND = Turn("tool", ["Plums hang there."], of_call=READ[0])
 DONE = Turn("tool", ["Mended it."], of_call=EDIT[0])
 READS, EDITS = Turn("assistant", calls=[READ]), Turn("assistant", calls=[EDIT])

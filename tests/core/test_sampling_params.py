@@ -1,5 +1,7 @@
 """The limits of every sampling parameter, as the dataclass itself states them."""
 
+from typing import Any
+
 import pytest
 from sampling_limits import boundary_values, together_with
 
@@ -62,7 +64,12 @@ def test_a_seed_is_drawn_only_where_none_was_given() -> None:
 
 
 def test_another_seed_leaves_all_other_parameters_as_they_are() -> None:
-    given = {"temperature": 0.5, "stop": ("a",), "logit_bias": {3: 1.5}, "max_tokens": 7}
+    given: dict[str, Any] = {
+        "temperature": 0.5,
+        "stop": ("a",),
+        "logit_bias": {3: 1.5},
+        "max_tokens": 7,
+    }
     params = SamplingParams(**given)
     for seed in (9, None):
         assert params.with_seed(seed) == SamplingParams(**given, seed=seed)

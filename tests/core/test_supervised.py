@@ -322,6 +322,6 @@ def test_the_kernel_knows_threads_by_their_names() -> None:
         shown[threading.current_thread().name] = comm.read_text().strip()
 
     owner = ProcessSupervisor()
-    child_thread(look, "short", pytest.fail).join(DEADLINE_S)
+    child_thread(look, "short", lambda error: pytest.fail(repr(error))).join(DEADLINE_S)
     thread(look, owner, END, "a name of many letters", may_return=True).join(DEADLINE_S)
     assert shown == {"short": "short", "a name of many letters": "a name of many "[:15].strip()}

@@ -46,13 +46,13 @@ class Client:
         self.http = http
         self.grpc_address = grpc_address
 
-    async def generate(self, ids: list[int], new: int = 4, **body: Any) -> dict[str, Any]:
+    async def generate(self, ids: list[int], new: int = 4, **body: Any) -> Any:
+        """Return the answer's JSON: a list where several are asked for."""
         params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
         given = {"input_ids": ids, "sampling_params": params | body.pop("params", {})} | body
         reply = await self.http.post("/generate", json=given)
         assert reply.status_code == 200, reply.text
-        answer: dict[str, Any] = reply.json()
-        return answer
+        return reply.json()
 
     async def state(self) -> dict[str, Any]:
         """The engine's part of `/server_info`."""

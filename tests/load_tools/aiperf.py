@@ -1,6 +1,7 @@
 """NVIDIA's AIPerf: at a fixed rate, and replaying an agents' trace; its series of metrics."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,6 @@ def _series(home: Path) -> list[str]:
     return [f"no series of {', '.join(missing)}"] if missing else []
 
 
-AIPERF = Tool("aiperf", lambda *run: _at_a_rate(*run, "completions"), _read, {}, check=_series)
-AIPERF_CHAT = Tool("aiperf-chat", lambda *run: _at_a_rate(*run, "chat"), _read, {}, check=_series)
+AIPERF = Tool("aiperf", partial(_at_a_rate, endpoint="completions"), _read, {}, check=_series)
+AIPERF_CHAT = Tool("aiperf-chat", partial(_at_a_rate, endpoint="chat"), _read, {}, check=_series)
 AIPERF_WEKA = Tool("aiperf-weka", _replayed, _read, {}, check=_series)

@@ -1,6 +1,7 @@
 """The load tools that people measure servers with, each with its command line and its report."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,6 @@ TOOLS = (
     AIPERF_CHAT,
     Tool("guidellm", _guidellm, _of_guidellm, OFFLINE),
     Tool("vllm", _vllm, _of_bench, OFFLINE | {"VLLM_LOGGING_LEVEL": "WARNING"}, warm_up=True),
-    Tool("sglang", lambda *run: _sglang(*run, "sglang"), _of_bench, OFFLINE),
-    Tool("sglang-oai", lambda *run: _sglang(*run, "sglang-oai"), _of_bench, OFFLINE),
+    Tool("sglang", partial(_sglang, backend="sglang"), _of_bench, OFFLINE),
+    Tool("sglang-oai", partial(_sglang, backend="sglang-oai"), _of_bench, OFFLINE),
 )

@@ -44,7 +44,7 @@ def serve_arguments() -> dict[str, Any]:
     """Return the options that the image starts Baton with, as its command line reads them."""
     entry, command = (
         json.loads(
-            re.search(rf"^{word} (\[.*?\])$", DOCKERFILE, re.M | re.S)[1].replace("\\\n", "")
+            re.findall(rf"^{word} (\[.*?\])$", DOCKERFILE, re.M | re.S)[0].replace("\\\n", "")
         )
         for word in ("ENTRYPOINT", "CMD")
     )

@@ -184,7 +184,8 @@ class MtpReference:
             normed = [self._norm(x, w) for x, w in zip(parts, self._norms, strict=True)]
             entered = torch.cat(normed, dim=-1) @ self._fused.T
             places = torch.arange(1, count + 1)[None]
-            layer, entering = self._donor.get_decoder(), []
+            layer = self._donor.get_decoder()
+            entering: list[Tensor] = []
             last = layer.norm if hasattr(layer, "norm") else layer.norm_f
             hook = last.register_forward_pre_hook(lambda _, given, to=entering: to.append(given[0]))
             out = layer(inputs_embeds=entered[None], position_ids=places).last_hidden_state[0, -1]

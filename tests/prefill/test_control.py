@@ -55,6 +55,7 @@ class FakeRank:
         self.tickets = TicketTable(self.memory, 0)
         self.prefill = prefill
         self.request: handoff_pb2.PrefillRequest
+        self.call: Any  # the stream, which `ranked` opens
         self._came: deque[handoff_pb2.PrefillMessage] = deque()
 
     async def ask(
@@ -102,7 +103,7 @@ class FakeRank:
         )
 
     async def send(self, ticket: Ticket, **wrong: Any) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "request_id": "r",
             "attempt": 257,
             "ticket_id": ticket.ticket_id,

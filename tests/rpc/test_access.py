@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
+from typing import Any
 
 import grpc
 import pytest
@@ -173,7 +174,7 @@ class _Proven:
     ],
 )
 def test_a_hello_must_be_that_of_the_certificate(
-    role: str, name: str, hello: dict[str, object], right: bool
+    role: str, name: str, hello: dict[str, Any], right: bool
 ) -> None:
     said = common_pb2.Hello(worker=common_pb2.WorkerIdentity(**hello))
     context = _Proven(Identity(ProcessRole(role), name, CLUSTER))

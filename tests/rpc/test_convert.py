@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -30,7 +31,7 @@ from baton.rpc.convert import (
     sampling_to_proto,
 )
 
-GIVEN = {
+GIVEN: dict[str, Any] = {
     "temperature": 0.5,
     "top_k": 7,
     "top_p": 0.25,

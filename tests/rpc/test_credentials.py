@@ -14,7 +14,7 @@ from certificates import CLUSTER, authority, credentials_of, folder_of
 from grpc import aio
 
 from baton.core.errors import ConfigError, PeerLostError
-from baton.proto.common_pb2 import DECODE, PREFILL, WorkerIdentity
+from baton.proto.common_pb2 import DECODE, PREFILL, Role, WorkerIdentity
 from baton.rpc.access import caller
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import AUTHORITIES, CERT, KEY, Credentials
@@ -69,7 +69,7 @@ async def test_both_sides_learn_from_the_certificate_whom_they_speak_to() -> Non
     ("worker_id", "role"),
     [("d1", DECODE), ("d0", PREFILL)],
 )
-async def test_another_worker_at_the_address_is_not_spoken_to(worker_id: str, role: int) -> None:
+async def test_another_worker_at_the_address_is_not_spoken_to(worker_id: str, role: Role) -> None:
     async with serving(credentials_of("decode", "d0")) as address:
         peer = WorkerIdentity(worker_id=worker_id, role=role, address=address)
         with pytest.raises(aio.AioRpcError) as refused:
@@ -89,7 +89,7 @@ async def test_only_a_router_is_taken_for_one() -> None:
 @pytest.mark.parametrize("signed_by", [None, "strangers"])
 async def test_without_a_certificate_of_the_authority_nobody_gets_in(signed_by: str | None) -> None:
     authorities = (folder_of("decode", "d0") / AUTHORITIES).read_bytes()
-    chain = (None, None)
+    chain: tuple[bytes | None, bytes | None] = (None, None)
     if signed_by is not None:  # it trusts ours, and calls itself what it likes
         folder = folder_of("router", "router-0", signed_by)
         chain = ((folder / KEY).read_bytes(), (folder / CERT).read_bytes())

@@ -13,10 +13,9 @@ from baton.proto.handoff_pb2 import (
     PrefillMessage,
     PrefillRequest,
 )
-from baton.rpc.handoff_joins import MOST_BYTES, join_to_prefill, join_to_rank, parts_of
+from baton.rpc.handoff_joins import MOST_BYTES, M, join_to_prefill, join_to_rank, parts_of
 
 Message = DecodeMessage | PrefillMessage
-Join = Callable[[Sequence[Message]], Iterator[Message]]
 
 
 def to_prefill(rng: random.Random, number: int) -> DecodeMessage:
@@ -39,7 +38,7 @@ def to_rank(rng: random.Random, number: int) -> PrefillMessage:
     ids=["to prefill", "to rank"],
 )
 def test_all_come_in_order_in_messages_that_are_as_few_and_short_as_allowed(
-    join: Join, made: Callable[[random.Random, int], Message]
+    join: Callable[[Sequence[M]], Iterator[M]], made: Callable[[random.Random, int], M]
 ) -> None:
     rng = random.Random(7)
     for length in (1, 2, 3, 40):

@@ -52,7 +52,10 @@ async def test_the_lists_here_have_every_work(tiny: Path) -> None:
 
 
 async def test_a_worker_ends_that_has_lost_what_it_cannot_do_without(
-    tiny: Path, rng: random.Random, caplog: pytest.LogCaptureFixture
+    tiny: Path,
+    rng: random.Random,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with alone(tiny) as (worker, client):
         assert await health(client) == {SERVING}
@@ -63,7 +66,7 @@ async def test_a_worker_ends_that_has_lost_what_it_cannot_do_without(
         def broken(polled: object) -> None:
             raise MadeToFail("as the test wants it")
 
-        worker._context.poller._poll = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(worker._context.poller, "_poll", broken)
         worker._context.poller.call(lambda: None)  # it looks
         reason = "transfers ended: MadeToFail: as the test wants it"
         with pytest.raises(StoppedError, match=reason):

@@ -34,8 +34,9 @@ async def test_a_worker_that_stops_is_not_ready_refuses_and_finishes_what_it_has
             while (await http.get("/ready")).status_code != 503:
                 await asyncio.sleep(0.01)
             assert (await http.get("/health")).status_code == 200, "it still works"
-            for path, more in (("/v1/completions", {}), ("/v1/messages", {"messages": []})):
-                refused = await http.post(path, json={"prompt": "x"} | more)
+            messages: dict[str, object] = {"prompt": "x", "messages": []}
+            for path, sent in (("/v1/completions", {"prompt": "x"}), ("/v1/messages", messages)):
+                refused = await http.post(path, json=sent)
                 assert refused.status_code == 503
                 assert "the worker is stopping" in refused.json()["error"]["message"]
                 assert refused.headers["connection"] == "close"

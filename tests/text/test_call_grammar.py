@@ -92,7 +92,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 def callable_tools(schemas: Mapping[str, dict[str, Any]] = SCHEMAS) -> CallableTools:
-    tools, parts = [], {}
+    tools: list[CallableTool] = []
+    parts: dict[str, Any] = {}
     for number, (name, schema) in enumerate(schemas.items()):
         found = rewrite_schema(schema, name=f"tool{number}_")
         parts |= found.parts
@@ -230,7 +231,8 @@ def test_what_it_lets_through_is_read_as_calls_that_obey_their_schemas(
     ends = {i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) in ENDS}
     whole = 0
     for _ in range(4):
-        state, made = grammar.start(), []
+        state = grammar.start()
+        made: list[int] = []
         while not state.ended and len(made) < MOST:
             mask = state.allowed()
             may = [i for i in range(tokenizer.vocab_size) if mask[i // 64] >> i % 64 & 1]

@@ -26,6 +26,7 @@ def test_a_token_keeps_the_space_that_it_has_inside_an_answer() -> None:
     for backend, piece in ((byte_fallback(), "▁world"), (word_piece(), "world")):
         tokenizer = Tokenizer(backend, SpecialTokens())
         token = backend.token_to_id(piece)
+        assert token is not None
         assert tokenizer.decode([token]) == "world"
         assert TokenTable(tokenizer).text(token) == " world"
 

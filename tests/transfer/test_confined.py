@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +69,7 @@ def test_what_ucx_was_told_otherwise_is_refused_and_not_overridden() -> None:
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrustedNetwork]:
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> TrustedNetwork:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     return TrustedNetwork("10.1.2.3")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from baton.transfer.fingerprint import layout_fingerprint
 LAYERS = {"page_layout"}
 
 
-def fingerprint(slots=SLOTS, pages=PAGES, **changed: object) -> Mapping[str, str]:
-    options = {"model": "m", "weights": "w", "dtype": "float32", "chunk_size": 16} | changed
-    return layout_fingerprint(slots, pages, **options)
+def fingerprint(slots=SLOTS, pages=PAGES, **changed: Any) -> Mapping[str, str]:
+    options: dict[str, Any] = {"model": "m", "weights": "w", "dtype": "float32", "chunk_size": 16}
+    return layout_fingerprint(slots, pages, **(options | changed))
 
 
 def test_two_equal_workers_agree() -> None:

@@ -12,7 +12,7 @@ S = HandoffState
 
 def at(state: HandoffState, moves: list[tuple[HandoffState, HandoffState, str]]) -> Handoff:
     """A hand-off that has been walked to `state`; later moves land in `moves`."""
-    path = {S.QUEUED: ()}
+    path: dict[HandoffState, tuple[HandoffState, ...]] = {S.QUEUED: ()}
     for _ in S:
         for source, steps in list(path.items()):
             for to in sorted(ALLOWED[source]):

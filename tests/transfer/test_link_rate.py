@@ -18,7 +18,7 @@ class Link:
     def stretch(self, writes: Sequence[tuple[float, float, int]]) -> None:
         """Let each write begin and end at its times, in seconds from now, with its bytes."""
         began_s = self.now_s
-        steps = [(begin, None) for begin, _, _ in writes]
+        steps: list[tuple[float, int | None]] = [(begin, None) for begin, _, _ in writes]
         steps += [(end, size) for _, end, size in writes]
         for at_s, size in sorted(steps, key=lambda step: (step[0], step[1] is not None)):
             self.now_s = began_s + at_s

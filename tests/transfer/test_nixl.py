@@ -25,6 +25,7 @@ from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.lender import LONGEST_PAUSE, NixlLender
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.receiver import NixlReceiver
+from baton.transfer.channels.nixl.sender import NixlSender
 from baton.transfer.channels.poller import Poller
 from baton.transfer.channels.writer_lease import SHARE, WriterLease
 from baton.transfer.errors import ChannelError
@@ -82,6 +83,7 @@ async def test_past_its_lease_a_writer_posts_nothing_more(
         await until(lambda: wire.tickets.received(ticket.claim).segments == 1)
         before = wire.target_bytes()
         later = time.monotonic() + LEASE_S  # nobody is heard of meanwhile
+        assert isinstance(wire.connection, NixlSender)
         monkeypatch.setattr(wire.connection._lease, "_clock", lambda: later)
         wire.connection.heard()
         with pytest.raises(ChannelError, match="past the lease"):
@@ -96,6 +98,7 @@ async def test_past_its_lease_a_writer_posts_nothing_more(
 async def test_a_severed_connection_ends_what_is_under_way_and_says_so() -> None:
     async with connected("nixl") as wire:
         writing = wire.open(wire.grant())
+        assert isinstance(wire.connection, NixlSender)
         wire.connection.sever(ChannelError("the peer is gone"))
         await wire.connection.lost()
         with pytest.raises(ChannelError, match="the peer is gone"):
@@ -115,7 +118,7 @@ async def test_a_read_is_answered_at_once_where_the_channel_has_a_fault(
         monkeypatch.setattr(NixlPeer, method, faulty)
         async with asyncio.timeout(DEADLINE_S):
             with pytest.raises(ChannelError, match="the channel has failed: IndexError: page 7"):
-                await reader.read(cut_state(SLOTS, 40), TARGET, SOURCE)
+                await reader.read(list(cut_state(SLOTS, 40)), TARGET, SOURCE)
         assert reader.closed
 
 
@@ -226,6 +229,7 @@ async def test_a_loan_that_ends_early_takes_its_agent_along() -> None:
 async def test_an_agent_is_kept_until_the_last_read_by_it_has_ended() -> None:
     async with lending(Clock()) as (lender, _):
         endpoint = await lender.endpoint()
+        assert lender._agent is not None
         agent = lender._agent.agent
         with lender.lend():
             with pytest.raises(TimeoutError), lender.lend():

@@ -2,6 +2,8 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,12 +90,12 @@ def test_everything_leaves_once_and_nothing_before_it_is_there(
     tokens, start = ends[-1], ends[-2] if len(ends) > 1 else 0
     kv_from = min(kv_from, tokens)
     forward = Forward(slots, pages, tokens)
-    facts = [lambda end=end: forward.chunk(end) for end in ends[:-1]]
+    facts: list[Callable[[], None]] = [partial(forward.chunk, end) for end in ends[:-1]]
     if last_chunk_late and facts:
         facts.pop()  # its result is known after layers of the next step have run
     for recurrent, attention in sorted(marks):
         r, a = min(recurrent, len(slots.layers)), min(attention, len(pages.layers))
-        facts.append(lambda r=r, a=a: forward.layers(start, r, a))
+        facts.append(partial(forward.layers, start, r, a))
     facts.append(forward.held)
     for number, fact in enumerate(facts):
         if number == min(granted, len(facts) - 1):

@@ -104,8 +104,8 @@ async def test_only_between_gpus_is_the_bandwidth_measured(
     async with connected("nixl", sides=sides):
         told = [record.getMessage() for record in caplog.records if record.name == probe.__name__]
     assert len(told) == on_device and all("GB/s" in line for line in told)
-    ours, theirs = ((side.states, side.pages) for side in sides)
-    for pool, source in zip(theirs, ours, strict=True):
-        written = pool.storage.cpu()[0, : probe.REACH_BYTES]
-        assert torch.equal(written, source.storage.cpu()[0, : probe.REACH_BYTES]), "not reached"
-        assert bool((pool.storage.cpu()[1:] == 0x5A).all()), "written beside the padding block"
+    ours, theirs = ([side.states.storage, side.pages.storage] for side in sides)
+    for target, source in zip(theirs, ours, strict=True):
+        written = target.cpu()[0, : probe.REACH_BYTES]
+        assert torch.equal(written, source.cpu()[0, : probe.REACH_BYTES]), "not reached"
+        assert bool((target.cpu()[1:] == 0x5A).all()), "written beside the padding block"

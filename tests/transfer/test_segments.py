@@ -19,7 +19,7 @@ from baton.transfer.memory.segments import (
 )
 
 limits = st.integers(1, 400)
-token_runs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
+token_runs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).map(tuple)
 
 
 def touched(segments: list[Segment], slots: SlotLayout, pages: PageLayout) -> Counter:
@@ -81,13 +81,13 @@ def test_chunks_sent_as_they_end_cover_the_prompt_once(
 
 @given(page_layouts, token_runs, st.lists(st.integers(0, 3), max_size=3), limits)
 def test_kv_sent_layer_by_layer_is_what_all_layers_would_be(
-    pages: PageLayout, run: list[int], cuts: list[int], limit: int
+    pages: PageLayout, run: tuple[int, int], cuts: list[int], limit: int
 ) -> None:
     ends = sorted({min(c, len(pages.layers)) for c in cuts} | {0, len(pages.layers)})
     segments = [
         segment
         for layers in itertools.pairwise(ends)
-        for segment in cut_kv(pages, *run, limit, layers)
+        for segment in cut_kv(pages, *run, limit=limit, layers=layers)
     ]
     assert touched(segments, SLOTS, pages) == touched([*cut_kv(pages, *run)], SLOTS, pages)
     for segment in segments:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -193,17 +194,19 @@ def test_a_snapshot_is_no_live_state_and_a_live_state_no_snapshot(table: Table) 
         table.table.close(ticket)
 
 
-def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
+def test_close_waits_for_a_copy_that_is_under_way(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once close has returned the memory is someone else's: no copy may be in its middle."""
     inside, leave = threading.Event(), threading.Event()
     write = table.pools.memory.write
 
-    def slow(*args: object) -> None:
+    def slow(*args: Any) -> None:
         inside.set()
         assert leave.wait(60)
         write(*args)
 
-    table.pools.memory.write = slow
+    monkeypatch.setattr(table.pools.memory, "write", slow)
     ticket, segment = table.grant(), Segment(Kind.STATE, 0, 8)
     writer = threading.Thread(
         target=table.table.apply, args=(ticket.claim, segment, payload(segment))
@@ -223,7 +226,9 @@ def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
     assert closed == [table.bytes()]
 
 
-def test_a_copy_that_found_its_ticket_open_is_refused_once_it_is_closed(table: Table) -> None:
+def test_a_copy_that_found_its_ticket_open_is_refused_once_it_is_closed(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The look-up and the copy are two locks: what comes between them must not slip through."""
     ticket, before = table.grant(), table.bytes()
     find = table.table._entry
@@ -233,7 +238,7 @@ def test_a_copy_that_found_its_ticket_open_is_refused_once_it_is_closed(table: T
         table.table.close(ticket)
         return entry
 
-    table.table._entry = find_then_close
+    monkeypatch.setattr(table.table, "_entry", find_then_close)
     segment = Segment(Kind.STATE, 0, 8)
     with pytest.raises(TicketError, match="not open"):
         table.table.apply(ticket.claim, segment, payload(segment))

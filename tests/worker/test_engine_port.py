@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -38,12 +39,17 @@ class IdleEngine:
     followers = None
     config = EngineConfig(model=Path("none"), device="cpu")
 
-    def listen(self, on_layers: Callable[[Sequence[str]], None]) -> None:
+    def listen(self, on_layers: Callable[[Sequence[Any]], None]) -> None:
         self._on_layers = on_layers
 
     def tell_each(self, names: str) -> None:
         for name in names:
             self._on_layers([name])
+
+
+def answer_with(number: int) -> Callable[[Engine], int]:
+    """Return a question that is answered with the number."""
+    return lambda engine: number
 
 
 class Heard(NamedTuple):
@@ -69,7 +75,7 @@ async def test_answers_come_in_order_each_with_a_look_at_the_load(heard: Heard) 
     answers: list[int] = []
     over = asyncio.Event()
     for number in range(50):
-        port.request(lambda engine, n=number: n, answers.append, lambda error: None)
+        port.request(answer_with(number), answers.append, lambda error: None)
     port.request(lambda engine: None, lambda _: over.set(), lambda error: None)
     async with asyncio.timeout(DEADLINE_S):
         await over.wait()
@@ -95,9 +101,12 @@ async def test_an_answer_that_raises_is_reported_and_the_others_still_come(heard
 async def test_what_is_told_while_the_loop_is_busy_wakes_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def failed(error: Exception) -> None:
+        raise error
+
     engine = IdleEngine()
     port = EnginePort(cast(Engine, engine), lambda seconds: None)
-    heard: list[str] = []
+    heard: list[object] = []  # letters stand for what is computed
     port.listen(lambda computed, at_s: heard.extend(computed))
     loop = asyncio.get_running_loop()
     wakes: list[int] = []
@@ -109,8 +118,8 @@ async def test_what_is_told_while_the_loop_is_busy_wakes_it_once(
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
     for group in ("abc", "de"):
-        telling = child_thread(lambda group=group: engine.tell_each(group), "tells", pytest.fail)
+        telling = child_thread(partial(engine.tell_each, group), "tells", failed)
         telling.join(DEADLINE_S)  # the loop is busy meanwhile
         await asyncio.sleep(0)
-    assert "".join(heard) == "abcde"
+    assert heard == list("abcde")
     assert len(wakes) == 2

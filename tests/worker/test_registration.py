@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from array import array
+from collections.abc import Sized
 
 import pytest
 from certificates import CLUSTER, folder_of
@@ -45,7 +46,8 @@ async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
 
 
 def details_of(status: worker_pb2.WorkerStatus) -> list[int]:
-    return list(map(len, (status.memory_plan, status.peers, status.channels, status.settings)))
+    details: list[Sized] = [status.memory_plan, status.peers, status.channels, status.settings]
+    return [len(each) for each in details]
 
 
 async def test_a_router_that_keeps_details_is_told_them_when_they_change() -> None:

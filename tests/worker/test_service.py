@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -138,7 +139,12 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 def test_options_that_cannot_work_are_refused() -> None:
     engine = make_engine().config
-    right = {"worker_id": "w", "role": Role.PREFILL, "engine": engine, "credentials": Path("c")}
+    right: dict[str, Any] = {
+        "worker_id": "w",
+        "role": Role.PREFILL,
+        "engine": engine,
+        "credentials": Path("c"),
+    }
     for wrong, named in (
         ({"worker_id": ""}, "worker_id"),
         ({"channel": "pigeon"}, "pigeon"),
@@ -152,14 +158,17 @@ def test_options_that_cannot_work_are_refused() -> None:
             WorkerConfig(**(right | wrong))
 
 
-async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
+async def test_an_engine_that_stops_ends_its_requests_and_the_health(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode), session(decode) as client:
 
         def broken(*_: object) -> None:
             raise AssertionError("the books do not balance")
 
-        decode.engine.plan_step = broken  # outside a step's own errors: the loop ends
+        # Outside a step's own errors: the loop ends.
+        monkeypatch.setattr(decode.engine, "plan_step", broken)
         _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
         finished = await answer.end()
         assert finished.error.code == common_pb2.UNAVAILABLE

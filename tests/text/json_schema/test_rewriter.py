@@ -91,13 +91,14 @@ def test_what_breaks_a_schema_is_refused_wherever_the_schema_stands(
 def test_what_cannot_be_enforced_is_left_out_and_named(
     compiler: GrammarCompiler, name: str, place: str
 ) -> None:
-    schema = PLACES[place][0](NAMED[name])
+    named: Any = NAMED[name]
+    schema = PLACES[place][0](named)
     found = rewrite_schema(schema).unenforced
     assert [each.keyword for each in found] == [name]
     at: Any = schema
     for part in found[0].pointer.split("/")[1:]:
         at = at[int(part)] if isinstance(at, list) else at[part]
-    assert at == NAMED[name][name]
+    assert at == named[name]
     compiled(compiler, schema)
 
 
@@ -206,11 +207,13 @@ def test_references_that_nothing_uses_are_not_followed(compiler: GrammarCompiler
 def test_work_is_bounded_by_the_size_of_a_schema() -> None:
     """Each part is rewritten once, however many references lead to it, and a comparison of many
     alternatives ends."""
-    chain = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(200)}
-    schema = {"$ref": "#/$defs/d0", "$defs": chain | {"d200": INT}}
+    chain: dict[str, Any] = {
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(200)
+    }
+    schema: dict[str, Any] = {"$ref": "#/$defs/d0", "$defs": chain | {"d200": INT}}
     found = rewrite_schema(schema)
     assert len(json.dumps(found.whole())) < 3 * len(json.dumps(schema))
-    options = [obj(k={"const": n}) | {"required": ["k"]} for n in range(1000)]
+    options: list[Any] = [obj(k={"const": n}) | {"required": ["k"]} for n in range(1000)]
     assert [each.keyword for each in rewrite_schema({"oneOf": options}).unenforced] == ["oneOf"]
-    few = {"oneOf": options[:50]}
+    few: dict[str, Any] = {"oneOf": options[:50]}
     assert not rewrite_schema(few).unenforced
