@@ -1,10 +1,12 @@
 """Tests of which form a decoded token takes on its way to the router."""
 
+from typing import cast
+
 import pytest
 
 from baton.core.logprobs import TokenLogprob
 from baton.core.role import Role
-from baton.decode.answer import Answer
+from baton.decode.answer import Answer, Outgoing
 from baton.decode.request_timings import RequestTimings
 from baton.engine.request.events import TokenSampled
 from baton.proto import common_pb2, worker_pb2
@@ -32,7 +34,9 @@ def sent() -> Sent:
 
 
 def answer_to(start: worker_pb2.StartRequest, sent: Sent) -> Answer:
-    return Answer(start, sent, RequestTimings(WorkerMetrics("decode-0", Role.DECODE)))
+    return Answer(
+        start, cast(Outgoing, sent), RequestTimings(WorkerMetrics("decode-0", Role.DECODE))
+    )
 
 
 def test_a_plain_token_goes_by_its_handle_and_the_end_follows_it(sent: Sent) -> None:

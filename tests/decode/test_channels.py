@@ -126,7 +126,7 @@ class Writing:
 
 @asynccontextmanager
 async def writing(rng: random.Random, state: str, lease_ms: int = 30_000) -> AsyncIterator[Writing]:
-    options = {"lease_ms": lease_ms, "channel": "nixl"}
+    options: dict[str, Any] = {"lease_ms": lease_ms, "channel": "nixl"}
     prefill, spare = prefill_worker(**options), prefill_worker("p1", **options)
     decode = decode_worker(**options)
     prompt = random_prompt(rng, 40, 60)

@@ -2,6 +2,7 @@
 of transformers, which reads every turn from its first token."""
 
 import random
+from typing import Any
 
 import pytest
 from decode.test_families import Gated
@@ -34,7 +35,7 @@ async def test_every_turn_of_a_conversation_is_as_if_it_were_the_first(
 ) -> None:
     folder = oracle.checkpoint(name)
     vocab = SPECS[name].config["vocab_size"]
-    options = {
+    options: dict[str, Any] = {
         "page_size": 16,
         "chunk": 32,
         "max_model_len": 512,

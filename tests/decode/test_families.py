@@ -45,7 +45,7 @@ async def test_the_tokens_are_the_same_where_the_rank_reads_a_prompt_itself(
     folder = oracle.checkpoint(name)
     vocab = SPECS[name].config["vocab_size"]
     prompts = [tuple(seeded.randrange(3, vocab) for _ in range(n)) for n in (53, 70, 3)]
-    options = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
+    options: dict[str, Any] = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
     prefill = prefill_worker(model=Gated(folder), **options)
     decode = decode_worker(model=Gated(folder), **options)
     async with running(prefill, decode), session(decode) as router:
@@ -69,7 +69,7 @@ async def test_the_tokens_are_those_of_transformers(
     folder = oracle.checkpoint(name)
     vocab = SPECS[name].config["vocab_size"]
     prompts = [tuple(seeded.randrange(3, vocab) for _ in range(n)) for n in (3, 53)]
-    options = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
+    options: dict[str, Any] = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
     hub = LocalHub()
     prefill = prefill_worker(model=Gated(folder), channel=channel, hub=hub, **options)
     decode = decode_worker(model=Gated(folder), channel=channel, hub=hub, **options)

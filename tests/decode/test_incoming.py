@@ -76,7 +76,9 @@ class Side:
         self.failed: list[common_pb2.Error] = []
         self.arrived: list[list[int]] = []
         handoffs = SimpleNamespace(
-            open=lambda *key: Handoff(*key, lambda h, source, to, why: self.moves.append(to)),
+            open=lambda request_id, attempt: Handoff(
+                request_id, attempt, lambda h, source, to, why: self.moves.append(to)
+            ),
             close=lambda handoff: None,
         )
         context: Any = SimpleNamespace(handoffs=handoffs, worker_id="d0")

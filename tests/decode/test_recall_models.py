@@ -1,5 +1,7 @@
 """The trained models of examples/ answer rightly after a hand-off over each channel."""
 
+from typing import Any
+
 import pytest
 from decode.test_channels import CHANNELS
 from decode.test_families import Gated
@@ -26,7 +28,7 @@ async def test_an_answer_is_right_where_another_worker_read_the_question(
         held_out(number, tasks[number % len(tasks)], LENGTHS[number % len(LENGTHS)])
         for number in range(NUMBER)
     ]
-    options = {"page_size": 16, "chunk": 64, "max_model_len": 256, "pages": 5000}
+    options: dict[str, Any] = {"page_size": 16, "chunk": 64, "max_model_len": 256, "pages": 5000}
     hub = LocalHub()
     prefill = prefill_worker(model=Gated(folder), channel=channel, hub=hub, **options)
     decode = decode_worker(model=Gated(folder), channel=channel, hub=hub, **options)

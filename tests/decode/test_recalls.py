@@ -59,7 +59,8 @@ async def test_what_waits_for_a_place_in_a_step_is_given_back_with_its_first_tok
         returned = await recall
         decode.model.gate.open()
         assert returned == computed
-        rest, given = waits, ()
+        rest = waits
+        given: tuple[int, ...] = ()
         if returned:
             given = tuple(waits.token_ids)
             assert len(given) == 1 and waits.finished is None

@@ -81,7 +81,8 @@ async def test_scores_that_went_out_before_a_loss_do_not_go_out_again(
 async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode, corrupted = frames.encode_segment, []
+    encode = frames.encode_segment
+    corrupted: list[bool] = []
 
     def corrupt_once(*args: Any) -> bytes:
         message = encode(*args)

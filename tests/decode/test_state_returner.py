@@ -269,7 +269,8 @@ async def test_a_corrupted_prefix_is_computed(
     async with running(p, d), session(d) as router:
         second, kept = await first_turn(router, p, seeded)
         await p.clean()
-        encode, corrupted = frames.encode_segment, []
+        encode = frames.encode_segment
+        corrupted: list[bool] = []
 
         def corrupt_once(*args: Any) -> bytes:
             message = encode(*args)

@@ -2,6 +2,7 @@
 still at a chosen place. The order of things, never their time."""
 
 import random
+from typing import Any
 
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
@@ -38,9 +39,19 @@ class SteppedModel(LayeredHashModel):
         self.layer_gate.pass_through()
 
 
-def stepped_prefill(**more: object) -> TestWorker:
-    options = {"chunk": CHUNK, "layer_group_bytes": 1} | more
-    return prefill_worker(model=SteppedModel(), **options)
+def stepped_prefill(**more: Any) -> TestWorker:
+    options: dict[str, Any] = {"chunk": CHUNK, "layer_group_bytes": 1}
+    return prefill_worker(model=SteppedModel(), **(options | more))
+
+
+def layer_gate(prefill: TestWorker) -> Gate:
+    assert isinstance(prefill.model, SteppedModel)
+    return prefill.model.layer_gate
+
+
+async def until_arrived(decode: TestWorker, kv: int, state: int) -> None:
+    """Wait until these bytes of pages and of state are at the rank."""
+    await until(lambda: (arrived(decode).bytes_kv, arrived(decode).bytes_state) == (kv, state))
 
 
 def layered_decode(name: str = "d0") -> TestWorker:
@@ -66,7 +77,7 @@ async def test_a_layers_state_arrives_while_the_next_layer_computes(seeded: rand
     slots, pages = prefill.engine.plan.slot_layout, prefill.engine.plan.page_layout
     prompt = random_prompt(seeded, 40, 60)
     last = (len(prompt) - 1) % CHUNK + 1
-    layers = prefill.model.layer_gate
+    layers = layer_gate(prefill)
     async with running(prefill, decode), session(decode) as router:
         layers.allow((LAYERS - 1) * ((len(prompt) - last) // CHUNK))  # up to the last chunk
         _, answer = await router.start(prompt, greedy(9), [prefill])
@@ -74,11 +85,7 @@ async def test_a_layers_state_arrives_while_the_next_layer_computes(seeded: rand
             await standing(layers)
             state = slots.bytes_before(done)
             kv = (len(prompt) - last) * pages.token_bytes + last * pages.bytes_of((0, done))
-            await until(
-                lambda s=state, k=kv: (
-                    (arrived(decode).bytes_state, arrived(decode).bytes_kv) == (s, k)
-                )
-            )
+            await until_arrived(decode, kv, state)
             assert not answer.token_ids, "nothing is sampled yet"
             layers.waiting = False
             layers.allow(1)
@@ -99,9 +106,7 @@ async def test_kv_of_a_chunk_arrives_while_the_next_chunk_computes(seeded: rando
         _, answer = await router.start(prompt, greedy(9), [prefill])
         for chunks in (1, 2, 3):
             await standing(gate)
-            wanted = chunks * CHUNK * pages.token_bytes
-            await until(lambda w=wanted: arrived(decode).bytes_kv == w)
-            assert arrived(decode).bytes_state == 0
+            await until_arrived(decode, chunks * CHUNK * pages.token_bytes, 0)
             gate.waiting = False
             gate.allow(1)
         gate.open()
@@ -136,7 +141,7 @@ async def test_what_ends_at_its_first_token_ends_though_its_state_had_begun_to_l
     prefill, decode = stepped_prefill(), layered_decode()
     prompt = random_prompt(seeded, 5, 15)
     (first,) = expected_tokens(HashModel(), prompt, 1)
-    layers = prefill.model.layer_gate
+    layers = layer_gate(prefill)
     async with running(prefill, decode), session(decode) as router:
         layers.allow(1)
         stops = SamplingParams(temperature=0.0, max_tokens=9, stop_token_ids=(first,))

@@ -3,6 +3,7 @@ one worker, the rest by another."""
 
 import json
 import random
+from typing import Any
 
 import pytest
 from decode.test_families import Gated
@@ -40,7 +41,7 @@ async def test_it_always_parses_at_a_high_temperature(
 ) -> None:
     folder = oracle.checkpoint("granite_dense_nope")
     tokenizer = Tokenizer.from_folder(folder)
-    options = {"page_size": 16, "chunk": 64, "max_model_len": 256, "pages": 3000}
+    options: dict[str, Any] = {"page_size": 16, "chunk": 64, "max_model_len": 256, "pages": 3000}
     options |= {"tokenizer": tokenizer, "max_running": 32, "tickets": 32}
     plain = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
     form = ReasoningFormat("[", "e")

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,10 +94,10 @@ class KnownText:
         pass
 
 
-def proposing(known: Known, side: str) -> dict[str, object]:
+def proposing(known: Known, side: str) -> dict[str, Any]:
     """The arguments of an engine whose drafts are guessed on that `side`: host; device, where no
     mask depends on them; texts, which have some, and the device the rest."""
-    more: dict[str, object] = {} if side == "host" else {"guesser": KnownOnDevice(known)}
+    more: dict[str, Any] = {} if side == "host" else {"guesser": KnownOnDevice(known)}
     if side == "texts":
         more["texts"] = (KnownText(known),)
     return {"proposer": known} | more

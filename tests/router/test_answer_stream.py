@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def stream() -> AnswerStream:
     return AnswerStream("r", attempt=2, clock=lambda: 5.0)
 
 
-def part(first: int, ids: list[int], attempt: int = 2, **more: object) -> RequestTokens:
+def part(first: int, ids: list[int], attempt: int = 2, **more: Any) -> RequestTokens:
     return RequestTokens(request_id="r", attempt=attempt, first_index=first, token_ids=ids, **more)
 
 
@@ -57,7 +58,7 @@ async def test_a_whole_answer_that_lies_unread_is_joined_in_pieces() -> None:
     for i in range(3 * MAX_JOINED_TOKENS + 5):
         answer.feed(part(i, [i]))
     answer.feed(part(3 * MAX_JOINED_TOKENS + 5, [], finished=DONE))
-    sizes = []
+    sizes: list[int] = []
     while isinstance(event := await answer.next(), TokenEvent):
         assert event.first_index == event.token_ids[0] == sum(sizes)
         sizes.append(len(event.token_ids))

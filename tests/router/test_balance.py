@@ -26,7 +26,7 @@ async def test_ranks_share_requests_that_take_unequally_long(tmp_path: Path, pol
     running: list[tuple[FakeRank, StartRequest]] = []
     async with Cluster(tmp_path, policy=policy, prefill_here=0) as cluster:
         await cluster.add(FakeWorker("p0"), *ranks)
-        calls = {}
+        calls: dict[int, asyncio.Task[None]] = {}
         for _ in range(REQUESTS):
             if len(running) == AT_ONCE:  # a random one ends before the next is sent
                 rank, start = running.pop(rng.randrange(AT_ONCE))

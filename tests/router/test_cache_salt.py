@@ -95,8 +95,8 @@ async def test_each_prompt_may_have_its_own_and_two_fields_make_a_third(tmp_path
     async with served(tmp_path) as (_, rank, http):
         body = {"text": ["a", "b"], "extra_key": ["x", "y"], "cache_salt": "s"}
         assert (await http.post("/generate", json=body)).status_code == 200
-        for body in ({"cache_salt": "sx"}, {"cache_salt": "s"}, {"cache_salt": None}, {}):
-            assert (await http.post("/v1/chat/completions", json=CHAT | body)).status_code == 200
+        for more in ({"cache_salt": "sx"}, {"cache_salt": "s"}, {"cache_salt": None}, {}):
+            assert (await http.post("/v1/chat/completions", json=CHAT | more)).status_code == 200
         salts = salts_of(rank)
         assert salts[-2:] == [SHARED, SHARED], "with no salt all share, as ever"
         assert len(set(salts[:4])) == 4
@@ -107,8 +107,11 @@ async def test_each_prompt_may_have_its_own_and_two_fields_make_a_third(tmp_path
 async def test_a_salt_that_is_none_is_refused_and_not_repeated(
     tmp_path: Path, path: str, field: str
 ) -> None:
-    bodies = {"/v1/completions": {"prompt": [11]}, "/v1/chat/completions": CHAT,
-              "/generate": {"input_ids": [11]}}  # fmt: skip
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": [11]},
+        "/v1/chat/completions": CHAT,
+        "/generate": {"input_ids": [11]},
+    }
     async with served(tmp_path) as (_, rank, http):
         for wrong in ("", SECRET * MAX_SALT_CHARS, 7):
             reply = await http.post(path, json=bodies[path] | {field: wrong})

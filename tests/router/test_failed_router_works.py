@@ -19,7 +19,7 @@ from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.core import supervised
 from baton.core.supervised import OnFailure
-from baton.proto.worker_pb2 import StartRequest
+from baton.proto.worker_pb2 import RequestTokens, StartRequest
 
 ENDS = ("leases",)
 ANEW = (
@@ -62,7 +62,7 @@ async def routed(folder: Path) -> AsyncIterator[Routed]:
         yield Routed(cluster, rank)
 
 
-def answer(start: StartRequest) -> list[object]:
+def answer(start: StartRequest) -> list[RequestTokens]:
     return [tokens_of(start, [20, 21], last=True)]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def ended(start: StartRequest, code: common_pb2.ErrorCode, retryable: bool) -> R
         first_index=len(start.output_ids),
         finished=done,
     )
+
+
+def leaves(worker_id: str, workers: dict[str, dict[str, object]]) -> bool:
+    return workers[worker_id]["state"] == "draining"
 
 
 def rest_of(again: StartRequest, answer: list[int]) -> RequestTokens:
@@ -265,8 +270,7 @@ async def test_an_answer_goes_on_however_many_of_its_ranks_leave(tmp_path: Path)
             rank, start = await started(ranks)
             rank.send(tokens_of(start, [20 + index], first_index=index))
             rank.report(leaving=True)
-            name = rank.worker_id
-            await cluster.until(lambda workers, name=name: workers[name]["state"] == "draining")
+            await cluster.until(partial(leaves, rank.worker_id))
             rank.send(ended(start, common_pb2.UNAVAILABLE, retryable=True))
         rank, start = await started(ranks)
         rank.send(tokens_of(start, [24], first_index=4, last=True))

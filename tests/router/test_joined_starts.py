@@ -44,11 +44,12 @@ def test_nothing_is_lost_or_passed_and_messages_are_as_few_and_short_as_allowed(
         messages = [some_message(rng, number) for number in range(count)]
         joined = list(join_starts(messages))
         assert [each for message in joined for each in alone(message)] == messages
-        sizes = []  # tokens of each message's requests; None: it has none
+        sizes: list[int | None] = []  # tokens of each message's requests; None: it has none
         for message in joined:
             starts = [each.start for each in alone(message) if each.HasField("start")]
-            sizes.append(sum(map(tokens_of, starts)) if starts else None)
-            assert len(starts) <= 1 or sizes[-1] <= MOST_TOKENS
+            tokens = sum(map(tokens_of, starts))
+            sizes.append(tokens if starts else None)
+            assert len(starts) <= 1 or tokens <= MOST_TOKENS
             assert not message.HasField("starts") or len(starts) > 1
         for before, message, size in zip(sizes, joined[1:], sizes[1:], strict=False):
             if before is not None and size is not None:

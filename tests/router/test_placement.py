@@ -437,12 +437,13 @@ def test_of_several_ranks_one_that_has_nothing_to_lose_computes_the_prompt() -> 
         assignment = placer.place(prompt)
         assert assignment is not None and assignment.here and not assignment.decision.moved
         busy.append(placer.track(assignment))
-    assert placer.track(assignment) is not None
+    assert assignment is not None and placer.track(assignment) is not None
     for _ in range(3):  # the policy chooses d2, d0 and d1; the others have prompts already
         assignment = placer.place(prompt)
         assert assignment is not None and assignment.here
         assert assignment.rank.worker_id == "d2" and assignment.reader is assignment.rank
-    assert assignment.decision.moved
+        moved = assignment.decision.moved
+    assert moved
     pinned = placer.place(prompt, only_rank=0)
     assert pinned is not None and pinned.rank.worker_id == "d0" and not pinned.here
     assert placer.place(prompt, only_rank=0, for_rank=True) is None

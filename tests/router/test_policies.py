@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def without(view: RoleView, row: int) -> RoleView:
     """`view` after the worker of `row` was lost."""
 
     kept = [at for at in range(len(view.worker_ids)) if at != row]
-    columns = {
+    columns: dict[str, Any] = {
         name: [getattr(view, name)[at] for at in kept]
         for name in view._fields
         if name not in ("role", "cached_tokens", "candidates")

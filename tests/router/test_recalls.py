@@ -137,7 +137,7 @@ async def test_a_rank_that_has_computed_its_prompt_is_given_what_a_prefill_worke
         rank = rank_of("d0", 9)
         await cluster.add(FakeWorker("p0"), rank)
         starts: list[StartRequest] = []
-        calls = []
+        calls: list[object] = []
         for tokens in (300, 40, 50):
             calls.append(cluster.generate([11 + len(calls)] * tokens, max_tokens=1))
             starts.append(await within(rank.starts.get()))

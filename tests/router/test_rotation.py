@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Client:
             options=[("grpc.use_local_subchannel_pool", 1)],
         )
 
-    async def over_http(self) -> AsyncIterator[int]:
+    async def over_http(self) -> AsyncGenerator[int]:
         """Yield the token ids of an answer, as they come."""
         body = {"prompt": [11], "max_tokens": 2, "stream": True, "return_token_ids": True}
         async with self.http.stream("POST", "/v1/completions", json=body) as reply:
@@ -62,7 +62,7 @@ class Client:
                         for token in choice.get("token_ids") or ():
                             yield token
 
-    async def over_grpc(self) -> AsyncIterator[int]:
+    async def over_grpc(self) -> AsyncGenerator[int]:
         request = GenerateRequest(token_ids=TokenIds(ids=[11]), stream=True)
         request.sampling.max_tokens = 2
         metadata = tuple(self.headers.items())

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from certificates import folder_of
 from engine.engines import random_prompt
@@ -76,7 +77,7 @@ async def test_a_flood_through_one_router_starves_no_other_and_fills_no_worker(
     rng = random.Random(seed)
     async with routers_of(tmp_path) as routers:
         addresses = tuple(router.started.internal_address for router in routers)
-        options = {"worker": {"routers": addresses}}
+        options: dict[str, Any] = {"worker": {"routers": addresses}}
         prefill = prefill_worker(**options)
         rank = decode_worker(max_running=PLACES, **options)
         async with running(prefill, rank):

@@ -106,12 +106,12 @@ async def test_a_rank_is_told_to_compute_what_would_wait_for_the_prefill_worker(
     async with served(tmp_path, prefill_here=5) as (cluster, rank, client):
         asked = []
         for prompt, here in (([1] * 5, False), ([2] * 6, False), ([3] * 5, True)):
-            asked.append(ask(client, "ada", prompt=prompt))
+            task = ask(client, "ada", prompt=prompt)
             start = await within(rank.starts.get())
             assert (list(start.prompt_ids), start.prefill_here) == (prompt, here)
             assert start.prefills, "for where the rank cannot"
-            asked.append(start)
-        for task, start in zip(asked[::2], asked[1::2], strict=True):
+            asked.append((task, start))
+        for task, start in asked:
             await end(rank, start)
             assert (await task).status_code == 200
         page = (await client.get("/metrics", headers=cluster.headers)).text
@@ -127,11 +127,11 @@ async def test_a_prompt_that_a_rank_computes_leaves_its_place_at_the_prefill_wor
     async with served(tmp_path, worker, prefill_here=5) as (_, rank, client):
         asked = []
         for prompt, here in (([1] * 5, False), ([2] * 5, True), ([3] * 6, False)):
-            asked.append(ask(client, "ada", prompt=prompt))
+            task = ask(client, "ada", prompt=prompt)
             start = await within(rank.starts.get())
             assert (list(start.prompt_ids), start.prefill_here) == (prompt, here)
-            asked.append(start)
-        for task, start in zip(asked[::2], asked[1::2], strict=True):
+            asked.append((task, start))
+        for task, start in asked:
             await end(rank, start)
             assert (await task).status_code == 200
 
@@ -170,8 +170,8 @@ async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Pa
         for each in gone:
             each.cancel()
         await waiting(cluster, client, 0)
-        for each in given:
-            await end(rank, each)
+        for start in given:
+            await end(rank, start)
         assert [reply.status_code for reply in await asyncio.gather(*asked)] == [200] * 3
         last = ask(client, "ada")
         await end(rank, await within(rank.starts.get()))

@@ -5,7 +5,8 @@ import pytest
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import IncompatibleError, RequestError
 from baton.core.role import Role
-from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto import common_pb2
+from baton.proto.common_pb2 import DECODE, PREFILL, ROLE_UNSPECIFIED, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.cluster_view.worker_table import Change, WorkerTable
@@ -47,7 +48,7 @@ def watched() -> Watched:
 
 
 def hello(
-    worker_id: str = "d0", incarnation: int = 1, role: int = DECODE, **fingerprint: str
+    worker_id: str = "d0", incarnation: int = 1, role: common_pb2.Role = DECODE, **fingerprint: str
 ) -> Hello:
     identity = WorkerIdentity(
         worker_id=worker_id, incarnation=incarnation, role=role, address="127.0.0.1:1"
@@ -146,7 +147,7 @@ def test_a_differing_fingerprint_is_turned_away_with_both_values(
 ) -> None:
     watched.table.register(hello("p0", role=PREFILL, page_size="64", dtype="fp32"))
     with pytest.raises(IncompatibleError) as refused:
-        watched.table.register(hello("d0", **theirs))
+        watched.table.register(hello("d0", role=DECODE, incarnation=1, **theirs))
     error = refused.value
     assert error.code is ErrorCode.INCOMPATIBLE
     assert (error.expected, error.actual) == (expected, actual)
@@ -173,7 +174,7 @@ def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        hello(role=0),
+        hello(role=ROLE_UNSPECIFIED),
         hello(worker_id=""),
         Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR),
     ],

@@ -4,7 +4,7 @@ gRPC between them, and a client that speaks to a rank as a router does."""
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -252,7 +252,7 @@ class RouterClient:
         self,
         prompt: tuple[int, ...],
         sampling: SamplingParams,
-        prefills: list[TestWorker],
+        prefills: Sequence[TestWorker | common_pb2.WorkerIdentity],
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
         state_at: common_pb2.StateAt | None = None,
