@@ -84,9 +84,16 @@ class Cluster:
             host, netns = self.net.host(name), self.net.names[name]
             options = options | {"nixl_interfaces": (LINK,)}
         role = ROLES[name]
-        own = {"name": name, "role": role, "host": host, "netns": netns, "options": options}
-        certificate = folder_of(role.value, name)
-        node = Node(replace(self._plan, **own, credentials=certificate))
+        plan = replace(
+            self._plan,
+            name=name,
+            role=role,
+            host=host,
+            netns=netns,
+            options=options,
+            credentials=folder_of(role.value, name),
+        )
+        node = Node(plan)
         await node.start()
         self.nodes[name] = node
 

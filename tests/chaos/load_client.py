@@ -71,10 +71,10 @@ class Load:
     async def run(self) -> Counts:
         begin = time.perf_counter()
         self.end = begin + self.spec.seconds
+        tasks: list[asyncio.Task[float] | asyncio.Task[None]] = []
         if self.spec.at_once:
-            tasks = [asyncio.create_task(self.again()) for _ in range(self.spec.at_once)]
+            tasks += [asyncio.create_task(self.again()) for _ in range(self.spec.at_once)]
         else:
-            tasks = []
             while (now := time.perf_counter()) < self.end:
                 due = int((now - begin) * self.spec.per_second)
                 tasks += [asyncio.create_task(self.one()) for _ in range(due - len(tasks))]

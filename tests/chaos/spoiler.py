@@ -31,13 +31,13 @@ class Spoiler:
         tickets.take = self._spoilt
         # In a process of its own; the writers' agents of this role are none.
         self._read_notes = NixlAgent.notes
-        NixlAgent.notes = lambda agent: self._held_notes(agent)  # type: ignore[method-assign]
+        setattr(NixlAgent, "notes", lambda agent: self._held_notes(agent))  # noqa: B010
         write = StateChannelServicer._write
 
         def held_write(servicer: Any, messages: AsyncIterator[bytes], context: Any) -> Any:
             return write(servicer, self._held_messages(messages), context)
 
-        StateChannelServicer._write = held_write  # type: ignore[method-assign]
+        setattr(StateChannelServicer, "_write", held_write)  # noqa: B010
 
     @property
     def holds(self) -> bool:

@@ -135,11 +135,11 @@ class Looker:
         return View(prefill, decode, waiting)
 
     async def until(self, true: Callable[[View], bool], what: str, *, router: bool = False) -> View:
-        view = None
+        view: View | None = None
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while not true(view := await self.look(router=router)):
-                    pass
+                while view is None or not true(view):
+                    view = await self.look(router=router)
         except TimeoutError:
             raise AssertionError(f"never {what}: {view}") from None
         return view
@@ -153,7 +153,7 @@ async def looking(cluster: Cluster) -> AsyncIterator[Looker]:
         for worker in cluster.router.server_info()["workers"]:
             peer = common_pb2.WorkerIdentity(
                 worker_id=worker["worker_id"],
-                role=common_pb2.Role.Value(worker["role"].upper()),
+                role=worker["role"].upper(),
                 address=worker["address"],
             )
             channel = await stack.enter_async_context(operator.dial_worker(peer, OPTIONS))

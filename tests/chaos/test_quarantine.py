@@ -5,11 +5,13 @@ Over NIXL by shared memory, where tearing the connection down proves nothing.
 
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
 from chaos import pidns
 from chaos.cluster import Ask, Cluster, plan, running_cluster
+from chaos.node import Node
 
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
@@ -25,6 +27,10 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield running
 
 
+def granted(node: Node, ask: Ask) -> bool:
+    return HandoffState.RESERVED in node.states_of(ask.request_id)
+
+
 async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> list[Ask]:
     """p0 is stopped with several tickets of d0, and d0 has given it up."""
     asks = [Ask.draw(rng, 40, 60) for _ in range(STOPPED)]
@@ -33,7 +39,7 @@ async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> list[Ask
     replies = [await cluster.begin(ask, ["p0"], "d0") for ask in asks]
     for ask in asks:
         await rank.until(
-            lambda node, ask=ask: HandoffState.RESERVED in node.states_of(ask.request_id),
+            partial(granted, ask=ask),
             f"granted {ask.request_id} a ticket",
         )
     cluster["p0"].stop()

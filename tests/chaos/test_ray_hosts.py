@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ async def test_each_host_is_cut_off_in_turn(
                 await load.more(STREAMS)
                 host = await cluster.host_of(name)
                 await hosts.net.cut(host)
-                await cluster.until(lambda now, name=name: name not in now)
+                await cluster.until(partial(is_gone, name=name))
                 await load.more(STREAMS)
                 await hosts.net.mend(host)
                 await cluster.until(lambda now: now.keys() == before.keys())
@@ -126,7 +127,7 @@ async def test_a_killed_hosts_workers_return_elsewhere(
                 await load.more(STREAMS)
                 host = await cluster.host_of(name)
                 await asyncio.to_thread(hosts.kill, host)
-                await cluster.until(lambda now, name=name: is_later(now, before, name))
+                await cluster.until(partial(is_later, before=before, name=name))
                 assert await cluster.host_of(name) != host
             await load.more(STREAMS)
         load.check()
@@ -186,7 +187,7 @@ async def test_a_router_leaves_a_host_that_is_cut_off(
                     while "a newer start of router-1 is at" not in hosts.logs(first):
                         await asyncio.sleep(0.2)
                 async with client_of(hosts, second, 1) as http:
-                    moved = ServedHosts(hosts, http)
+                    moved = ServedHosts(http, hosts)
                     for question in asked.asked[:4]:
                         tokens = await moved.generate(question.ids, NEW)
                         assert asked.judge(question, tokens)[0], tokens
@@ -201,7 +202,7 @@ async def router_host(hosts: RayHosts, workers: Collection[str], among: set[str]
         while True:
             for host in among:
                 async with client_of(hosts, host, 1, ASK_S) as http:
-                    if (await ServedHosts(hosts, http).workers()).keys() == set(workers):
+                    if (await ServedHosts(http, hosts).workers()).keys() == set(workers):
                         return host
             await asyncio.sleep(0.2)
 
@@ -235,7 +236,7 @@ async def test_a_detached_cluster_waits_for_a_node_and_outlives_one(
             finally:
                 serve.kill()
         async with client_of(hosts) as http:
-            cluster = ServedHosts(hosts, http)
+            cluster = ServedHosts(http, hosts)
             assert [await cluster.generate(ids, 24) for ids in prompts] == right
             assert await cluster.host_of("decode-0") == "d"
             await asyncio.to_thread(hosts.kill, "d")
@@ -316,6 +317,10 @@ async def five_hosts(
 
 def identities(workers: dict[str, dict[str, Any]]) -> dict[str, tuple[str, int]]:
     return {name: (each["address"], each["incarnation"]) for name, each in workers.items()}
+
+
+def is_gone(now: dict[str, dict[str, Any]], name: str) -> bool:
+    return name not in now
 
 
 def is_later(now: dict[str, dict[str, Any]], before: dict[str, dict[str, Any]], name: str) -> bool:

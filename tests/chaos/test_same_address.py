@@ -8,7 +8,9 @@ import random
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +28,11 @@ STREAMS = 24
 NEW = 24
 LIVES = 6
 BETWEEN = 40  # right answers between two deaths
+
+
+def is_later(workers: dict[str, dict[str, Any]], name: str, incarnation: int) -> bool:
+    """Return True once the worker is ready in a later life."""
+    return name in workers and workers[name]["incarnation"] > incarnation
 
 
 @contextmanager
@@ -77,9 +84,7 @@ async def test_the_only_worker_of_a_role_is_replaced_at_its_address(
                     await asyncio.to_thread(life.wait)
                     life = stack.enter_context(killed_at_last(replaced))
                     await cluster.until(
-                        lambda now, before=before: (
-                            now.get(f"{role}-0", before)["incarnation"] > before["incarnation"]
-                        )
+                        partial(is_later, name=f"{role}-0", incarnation=before["incarnation"])
                     )
                     assert (await cluster.workers())[f"{role}-0"]["address"] == before["address"]
                 await load.more(BETWEEN)

@@ -36,7 +36,7 @@ async def _everyone(cluster: Cluster) -> list[dict[str, str]]:
 async def _audit(worker: dict[str, str], operator: Credentials) -> list[str]:
     peer = common_pb2.WorkerIdentity(
         worker_id=worker["worker_id"],
-        role=common_pb2.Role.Value(worker["role"].upper()),
+        role=worker["role"].upper(),
         address=worker["address"],
     )
     async with operator.dial_worker(peer, OPTIONS) as channel:

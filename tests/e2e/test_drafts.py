@@ -228,12 +228,13 @@ async def test_stops_and_minimum_lengths(
     prompts = prompts_of(rng, [40, 40])
     free = _expected(engine, prompts, TURN)
     for least in (0, 90):
-        more = {"stop_token_ids": [free[0][60], free[1][60]], "min_tokens": least}
+        stops = [free[0][60], free[1][60]]
+        more = {"stop_token_ids": stops, "min_tokens": least}
         sampling = SamplingParams(
             temperature=0,
             max_tokens=TURN,
             min_tokens=least,
-            stop_token_ids=tuple(more["stop_token_ids"]),
+            stop_token_ids=tuple(stops),
         )
         expected = [list(output.token_ids) for output in engine.generate(prompts, sampling)]
         answers = await http_greedy(cluster, prompts, TURN, **more, ignore_eos=False)

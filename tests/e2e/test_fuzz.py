@@ -16,6 +16,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis.core.result import Ok
 
 from baton.deploy.cluster.cluster import Cluster
 
@@ -84,6 +85,7 @@ def inputs(document: Body) -> st.SearchStrategy[tuple[str, str, Any, Any]]:
     """Return a strategy of method, path, query and body."""
     strategies = []
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
+        assert isinstance(found, Ok), found
         operation = found.ok()
         if operation.path in LEFT_OUT:
             continue

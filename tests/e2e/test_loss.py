@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
@@ -27,7 +28,12 @@ RETURN_S = 120.0
 DEADLINE_S = 180.0
 
 
-LIST = {"type": "array", "items": {"enum": [*range(10)]}, "minItems": 150, "maxItems": 400}
+LIST: dict[str, Any] = {
+    "type": "array",
+    "items": {"enum": [*range(10)]},
+    "minItems": 150,
+    "maxItems": 400,
+}
 THINKS = ReasoningFormat("[", "e")
 
 

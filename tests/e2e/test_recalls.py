@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,10 @@ def placed(cluster: Cluster) -> Mapping[str, int]:
     return {
         w["worker_id"]: int(w["placed"]) for w in workers if w["role"] == "decode" and w["ready"]
     }
+
+
+def is_later(cluster: Cluster, rank: str, old: int) -> bool:
+    return incarnation(cluster, rank) > old
 
 
 def incarnation(cluster: Cluster, rank: str) -> int:
@@ -125,10 +130,10 @@ async def test_a_full_rank_is_relieved_and_nothing_is_lost_or_run_twice_when_ran
             print(f"relieved {await join(cluster):.2f} s after the other rank was ready")
     for _ in range(kills):
         rank = rng.choice(("decode-0", "decode-1"))
-        old = incarnation(cluster, rank)
+        reborn = partial(is_later, cluster, rank, incarnation(cluster, rank))
         killed.add(cluster.pid(rank))
         cluster.kill(rank)
-        await until(lambda rank=rank, old=old: incarnation(cluster, rank) > old)
+        await until(reborn)
         await asyncio.sleep(rng.uniform(0.0, 0.3))
     await load.stop()
     asked, found = map(list, zip(*load.answers, strict=True))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -24,7 +25,7 @@ LENGTHS = (1, 15, 16, 17, 63, 64, 65, 300)
 N = 48
 
 
-def _in_process(engine: Engine, prompts: list[list[int]], **sampling: object) -> list[list[int]]:
+def _in_process(engine: Engine, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
     params = SamplingParams(max_tokens=N, ignore_eos=True, **sampling)
     return [list(output.token_ids) for output in engine.generate(prompts, params)]
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -47,7 +48,7 @@ def _states(cluster: Cluster) -> dict[str, str]:
 def _channels_of_prefills(cluster: Cluster) -> set[str]:
     """Empty until both have handed something over."""
     workers = {w["worker_id"]: w["channels"] for w in cluster.router.server_info()["workers"]}
-    prefills = [workers.get(f"prefill-{n}") for n in range(2)]
+    prefills = [workers.get(f"prefill-{n}", {}) for n in range(2)]
     if not all(prefills):
         return set()
     return {how.partition(":")[0] for of in prefills for how in of.values()}
@@ -169,7 +170,7 @@ async def test_two_prefill_workers_and_two_ranks_say_what_one_engine_says(
     await _scale(cluster, Role.PREFILL, 2)
     for _ in range(2):  # the second time with prefix hits, on both
         assert await http_greedy(cluster, prompts, N) == expected
-    sampled = {"temperature": 0.9, "top_k": 50, "seed": rng.randrange(2**63)}
+    sampled: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "seed": rng.randrange(2**63)}
     params = SamplingParams(max_tokens=N, ignore_eos=True, **sampled)
     outputs = engine.generate(prompts[:4], params)
     assert await http_greedy(cluster, prompts[:4], N, **sampled) == [
