@@ -104,6 +104,7 @@ class GuardedHttp(LingeringHttp):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._since = time.monotonic()  # behind the TLS handshake
         self._table.served(self._place, self, self.give_way)
         if self._place.shed is not None:
             self.app = _Shedding(self.app, self._place.shed, self._calls, admit=self._admit)

@@ -5,9 +5,11 @@ import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import Self, cast
 
-from api.attacked_http import DEADLINE_S
+import pytest
+from api.attacked_http import CLOSING_GET, DEADLINE_S, serving
 from https_certificates import TestAuthority
 from kit.polling import until
 from prometheus_client import CollectorRegistry
@@ -150,10 +152,10 @@ class Greeting(asyncio.Protocol):
         self._listening, self._place = listening, place
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        client = cast(asyncio.Transport, transport)  # uvloop's is none
         self._listening.over += 1
-        transport.write(b"hello")
-        transport.close()
+        client.write(b"hello")
+        client.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listening.table.closed(self._place)
@@ -195,3 +197,54 @@ async def test_who_stops_in_its_handshake_holds_up_nobody_for_long(tmp_path: Pat
         for client in silent:
             client.close()
         await until(lambda: len(listening.table) == 0)
+
+
+async def received(
+    client: ssl.SSLObject, incoming: ssl.MemoryBIO, reader: asyncio.StreamReader
+) -> bytes:
+    """Return all that a TLS client receives until the end."""
+    found = b""
+    while True:
+        with suppress(ssl.SSLWantReadError):
+            try:
+                while part := client.read(1 << 16):
+                    found += part
+            except ssl.SSLEOFError:
+                pass
+            return found
+        if part := await asyncio.wait_for(reader.read(1 << 16), DEADLINE_S):
+            incoming.write(part)
+        else:
+            incoming.write_eof()
+
+
+async def test_the_time_for_a_header_begins_with_the_end_of_the_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are bounded by as much: after a long handshake, none would be left for the header."""
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("baton.api.server.http_protocol.time", clock)
+    tls = ClientTls(TestAuthority.make().issue(tmp_path))
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing)
+    async with serving(tls, header_s=10.0) as server:
+        reader, writer = await server.connect()
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(outgoing.read())
+                incoming.write(await asyncio.wait_for(reader.read(1 << 16), DEADLINE_S))
+        now = 9.9
+        writer.write(outgoing.read())
+        await until(lambda: all(each.served_by for each in server.table._open))
+        now = 10.1
+        server.table.check()
+        client.write(CLOSING_GET)
+        writer.write(outgoing.read())
+        assert (await received(client, incoming, reader)).startswith(b"HTTP/1.1 200 ")
+        writer.close()

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from api.attacked_http import DEADLINE_S, WAIT, Server, error_of, serving
+from api.attacked_http import CLOSING_GET, DEADLINE_S, WAIT, Server, error_of, serving
 from https_certificates import TestAuthority
 from kit.polling import until
 from prometheus_client import CollectorRegistry
@@ -31,8 +31,6 @@ from baton.api.server.connection_table import (
 )
 from baton.api.server.lingering_http import MAX_UNREAD
 from baton.rpc.client_tls import ClientTls
-
-CLOSING_GET = b"GET /who HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
