@@ -5,7 +5,6 @@ prove by /proc that another has died, and no memory is shared between them.
 """
 
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ DEADLINE_S = 180.0
 PORT = 6379
 RAY = str(Path(sys.executable).parent / "ray")
 TESTS = str(Path(__file__).parents[1])
+PAGE = Path(__file__).parents[2] / "docs/hosts.md"
 INIT = """
 mount -t tmpfs -o size=512m tmpfs /dev/shm
 echo $0 > /proc/sys/kernel/hostname
@@ -42,6 +42,7 @@ class RayHosts:
 
     net: Network
     folder: Path  # a short path, for Ray's sockets
+    variables: dict[str, str]  # Ray's, of each host
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)  # by host
     inits: dict[str, int] = field(default_factory=dict)  # pid of each host's first process
 
@@ -59,10 +60,7 @@ class RayHosts:
         temporary.mkdir(parents=True, exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
         return kept | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.folder / "token"),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",
+            **self.variables,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": TESTS,
             "TMPDIR": str(temporary),
@@ -96,11 +94,11 @@ class RayHosts:
         return ["nsenter", "--target", str(self.inits[host]), "--net", "--pid", "--ipc", "--uts",
                 "--mount", "--", *command]  # fmt: skip
 
-    def wait_for(self, count: int) -> None:
+    def wait_for(self, count: int, deadline_s: float = DEADLINE_S) -> None:
         """Wait until so many nodes live in Ray."""
         subprocess.run(
             self.inside(self.head, sys.executable, "-c", COUNT, self.address, str(count)),
-            env=self.environment(self.head), timeout=DEADLINE_S, check=True,
+            env=self.environment(self.head), timeout=deadline_s, check=True,
         )  # fmt: skip
 
     def kill(self, host: str) -> None:
@@ -121,14 +119,27 @@ class RayHosts:
         return "".join(path.read_text() for path in files)
 
 
+def ray_variables(home: Path) -> dict[str, str]:
+    """Make Ray's token and return Ray's variables, by what docs/hosts.md has a user type."""
+    page = PAGE.read_text().partition("## On Ray\n")[2]
+    lines = page.partition("\nStart Ray on the first host")[0].splitlines()
+    script = "\n".join([*(line.strip() for line in lines if line.startswith("    ")), "env -0"])
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run(
+        ["bash", "-ec", script], env=ours | {"HOME": str(home)}, stdout=subprocess.PIPE, check=True,
+        text=True,
+    )  # fmt: skip
+    pairs = (each.split("=", 1) for each in done.stdout.split("\0") if each.startswith("RAY_"))
+    return dict(pairs)
+
+
 @contextmanager
 def ray_hosts(net: Network, folder: Path, options: dict[str, list[str]]) -> Iterator[RayHosts]:
     """Start a Ray node on hosts of `net`, the head on the first, and wait until all live.
 
     options: of `ray start`, by host; those that it does not name can be started later.
     """
-    hosts = RayHosts(net, folder)
-    (folder / "token").write_text(secrets.token_hex(32))
+    hosts = RayHosts(net, folder, ray_variables(folder))
     try:
         for host, words in options.items():
             hosts.start(host, *words)

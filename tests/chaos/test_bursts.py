@@ -18,6 +18,7 @@ from chaos.served import DEADLINE_S, serving
 from deploy.tiny_worker import TINY
 from https_certificates import TestAuthority
 
+from baton.api.access.client_limits import ClientLimits
 from baton.bench.checkpoints import write_checkpoint
 
 pytestmark = pytest.mark.chaos
@@ -27,7 +28,8 @@ ASK = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 )
-ENDS = {"200", "408", "429", "503"}  # 408: the client was too busy to send its request in time
+ENDS = {"200", "408", "429", "503"}  # 408: only where the client was too busy to send in time
+HEADER_S = ClientLimits().header_s
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +37,61 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
 
 
+class Asking(asyncio.Protocol):
+    """A client that sends its request as soon as its connection is open, and reads to the end."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.sent: float | None = None
+        self.reply = b""
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(ASK)
+        self.sent = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        self.reply += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(exc)
+
+    @property
+    def part(self) -> str:
+        return "handshake" if self.sent is None else "reply"
+
+    def told(self, over_tls: bool) -> str:
+        """Return the status of a whole reply; otherwise, what there is instead."""
+        head, _, body = self.reply.partition(b"\r\n\r\n")
+        if not head:
+            return "no reply"
+        if b"content-length: %d" % len(body) not in head.split(b"\r\n"):
+            return "a part of the reply"
+        status = head[9:12].decode()
+        # Over TLS a request goes out with the last message of the handshake: it is never late.
+        late = not over_tls and (self.sent or 0.0) - self.began > HEADER_S
+        return "408 though in time" if status == "408" and not late else status
+
+
 async def ask(host: str, port: int, tls: ssl.SSLContext | None) -> str:
     """Return the status of one request's reply; otherwise, what happened instead."""
-    part = "handshake"
+    asking = Asking()
+    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(DEADLINE_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+            transport, _ = await loop.create_connection(lambda: asking, host, port, ssl=tls)
             try:
-                writer.write(ASK)
-                part = "reply"
-                reply = await reader.read()
+                error = await asking.ended
             finally:
-                writer.close()
+                transport.close()
     except TimeoutError:
-        return f"no end of the {part}"
-    except OSError as error:
-        return f"{type(error).__name__} in place of the {part}"
-    return reply[9:12].decode() or "no reply"
+        return f"no end of the {asking.part}"
+    except OSError as failure:
+        error = failure
+    if error is not None:
+        return f"{type(error).__name__} in place of the {asking.part}"
+    return asking.told(tls is not None)
 
 
 def held(process: psutil.Process) -> int:

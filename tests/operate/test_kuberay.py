@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chaos.ray_hosts import ray_variables
 from operate.rendered import ROOT, TOOLS
 
 from baton.deploy.commands.serve import serve
@@ -70,3 +71,10 @@ def test_all_pods_have_the_same_image_token_and_model() -> None:
     mounted = {each["name"]: each["mountPath"] for each in worker["volumeMounts"]}
     assert mounted["model"] == VARIABLES["MODEL"]
     assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["selector"]["matchLabels"]
+
+
+def test_ray_has_the_settings_of_the_guide_for_hosts(tmp_path: Path) -> None:
+    (head,) = RAY["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in head["env"] if each["name"] != "HOME"}
+    told = ray_variables(tmp_path).items()
+    assert given == {name: value for name, value in told if not name.startswith("RAY_AUTH_")}
