@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,12 @@ def ragged_batch(lengths: list[int], prefixes: list[int], rng: random.Random) ->
         spare_slots=slots,
         num_slots=num_slots,
     )
+
+
+def cloned(pools: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return copies of a layer's two pools."""
+    first, second = (pool.clone() for pool in pools)
+    return first, second
 
 
 def poisoned_pool(batch: RaggedBatch, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 from engine.hash_model import VOCAB, HashModel
 
@@ -16,6 +17,7 @@ from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers, TextSource
+from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import ForwardStream
 from baton.text.tokenizer import Tokenizer
 
@@ -37,7 +39,7 @@ def make_engine(
     guesser: DeviceProposer | None = None,
     texts: tuple[TextSource, ...] = (),
     layer: DeviceProposer | None = None,
-    **more: object,
+    **more: Any,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
 
@@ -59,7 +61,7 @@ def make_engine(
             "snapshots_per_prefill": 4,
             "mamba_track_interval": 16,
         }
-        | more,  # type: ignore[arg-type]
+        | more,
     )
     proposers = None
     if proposer is not None or guesser is not None:
@@ -69,7 +71,7 @@ def make_engine(
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes
     engine = Engine(
         replace(config, memory_bytes=plan.budget_bytes - plan.pool_bytes + pool_bytes),
-        model,
+        cast(Model, model),  # no test lets it draft as an MTP layer does
         tokenizer,
         stream,
         proposers,

@@ -6,6 +6,7 @@ read, a lost or repeated token: each changes the tokens. All arithmetic is on in
 the tokens do not depend on batching at all.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -27,6 +28,14 @@ EOS = 96
 WINDOW = 3
 MASK = (1 << 64) - 1
 STATE, TOKEN, PLACE = 6364136223846793005, 1442695040888963407, 0x9E3779B97F4A7C15
+
+
+def recurrent_pairs(states: StatePool, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the first layer's part of each pool of states, and the layer's own."""
+    for pool in (states.conv, states.ssm):
+        first, other = pool[0], pool[layer]
+        assert first is not None and other is not None, "all layers here have both states"
+        yield first, other
 
 
 def hash_config(max_model_len: int = 512, chunk: int = 16, layers: int = 1) -> ModelConfig:
@@ -226,8 +235,8 @@ class LayeredHashModel(HashModel):
             if layer:
                 self.between(layer)
             for slot in written if layer else ():
-                for pool in (states.conv, states.ssm):
-                    pool[layer][slot] = pool[0][slot] + layer
+                for first, other in recurrent_pairs(states, layer):
+                    other[slot] = first[slot] + layer
             for pool in (pages.k, pages.v):
                 at = batch.token_pages, batch.token_offsets
                 pool[layer][at] = pool[0][at] + (layer if layer else 0)
@@ -243,8 +252,8 @@ class LayeredHashModel(HashModel):
             read, prefix = int(batch.read_slots[row]), batch.host.prefix_lens[row]
             table = batch.block_tables[batch.table_rows[row]]
             for layer in range(1, len(pages.k) if prefix else 0):
-                for pool in (states.conv, states.ssm):
-                    assert pool[layer][read].equal(pool[0][read] + layer), "layers' states differ"
+                for kept, copied in recurrent_pairs(states, layer):
+                    assert copied[read].equal(kept[read] + layer), "layers' states differ"
                 for pool in (pages.k, pages.v):
                     first, other = (pool[n][table].reshape(-1)[:prefix] for n in (0, layer))
                     assert other.equal(first + layer), "layers' KV differs"

@@ -27,6 +27,7 @@ from baton.kernels.native import library
 from baton.kernels.verify import Accepted
 
 GRID = 32  # tokens between snapshots
+ROWS = 16  # most requests at a time
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +56,14 @@ def test_answers_and_snapshots_are_those_of_plain_decoding_and_nothing_is_captur
     known = Known(sequences, right, plain.plan.model_config.vocab_size, seeded)
     config = replace(
         plain.config,
-        max_running=16,
+        max_running=ROWS,
         speculative_algorithm=SpeculativeAlgorithm.NGRAM,
         speculative_num_draft_tokens=4,
     )
     model = load_model(config)
     assert isinstance(model, ReplayedModel)
     capture = RerunCapture()
-    graphed = GraphedModel(model._model, config.max_running, capture)
+    graphed = GraphedModel(model._model, ROWS, capture)
     engine = Engine(config, graphed, None, proposers=Proposers(known, KnownOnDevice(known)))
     at_start = {(size, tokens) for tokens in (2, 4) for size in window_sizes(16, tokens)}
     assert graphed._commits.keys() == at_start

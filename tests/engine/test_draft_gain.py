@@ -4,7 +4,7 @@ a window of four costs 1.3 plain steps of one row and 2.4 of eight."""
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_each_kind_of_step_is_measured_for_itself() -> None:
     assert costs.told == [(2, PLAIN, 1.0), (2, CUT, 2.0), (2, 4, 3.0), (1, 2, 4.0)]
 
 
-def engine_of(**more: int) -> Engine:
+def engine_of(**more: Any) -> Engine:
     return make_engine(
         max_running=8, chunk=512, pages=400, speculative_algorithm=SpeculativeAlgorithm.AUTO,
         speculative_num_draft_tokens=4, speculative_ngram_capacity=1 << 14, **more,

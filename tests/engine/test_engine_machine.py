@@ -1,7 +1,8 @@
 """Two engines under random use: whatever happens, tokens are right and the books balance."""
 
-from concurrent.futures import wait
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from engine.engines import STEPS, assert_clean, copy_state, greedy, make_engine, step_or_fail
 from engine.hash_model import HashModel, expected_tokens
@@ -27,7 +28,7 @@ class Disaggregated(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         models = HashModel(), HashModel()
-        options = {"chunk": 8, "overlap": self.overlap}
+        options: dict[str, Any] = {"chunk": 8, "overlap": self.overlap}
         self.source = make_engine(models[0], pages=14, max_running=4, **options)
         self.target = make_engine(models[1], pages=14, max_running=3, tickets=2, **options)
         self.sides = ((self.source, models[0]), (self.target, models[1]))
@@ -102,7 +103,7 @@ class Disaggregated(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.reserved)))
         self.target.reservations.abandon(self.reserved.pop(name))
 
-    @precondition(lambda self: set(self.reserved) & set(self.held))
+    @precondition(lambda self: not set(self.reserved).isdisjoint(self.held))
     @rule(data=st.data())
     def adopt(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.reserved) & set(self.held))))
@@ -118,7 +119,9 @@ class Disaggregated(RuleBasedStateMachine):
     def fail_a_step(self, at_target: bool) -> None:
         engine, model = self.sides[at_target]
         # Else it depends on the clock which step is to fail.
-        wait([launched.done for launched in engine._steps.in_flight], timeout=60)
+        for launched in engine._steps.in_flight:
+            assert isinstance(launched.done, Future)
+            launched.done.exception(timeout=60)
         model.fail_next = True
         for event in step_or_fail(engine):
             self.hear(engine, event)

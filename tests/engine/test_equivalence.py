@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine.engines import (
@@ -52,7 +53,7 @@ def random_specs(rng: random.Random, count: int) -> list[RequestSpec]:
     ]
 
 
-def alone(specs: list[RequestSpec], **options: int) -> dict[str, list[int]]:
+def alone(specs: list[RequestSpec], **options: Any) -> dict[str, list[int]]:
     """The tokens of each request, run by itself."""
     found = {}
     for spec in specs:

@@ -1,6 +1,7 @@
 """Causes of evictions: each eviction has one, and old ones fade."""
 
 import random
+from typing import Any
 
 import pytest
 from engine.engines import assert_clean, greedy, make_engine, random_prompt
@@ -14,7 +15,7 @@ from baton.engine.cache.eviction_causes import EvictionCauses, Shortages
      ({"pages": 24, "cached_snapshots": 90}, "pages")],
 )  # fmt: skip
 def test_the_pool_that_is_too_small_causes_the_evictions(
-    seeded: random.Random, sizes: dict[str, int], short: str
+    seeded: random.Random, sizes: dict[str, Any], short: str
 ) -> None:
     engine = make_engine(max_running=1, snapshots_per_prefill=1, **sizes)
     assert engine.status().shortages == Shortages()

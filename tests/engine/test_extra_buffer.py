@@ -23,6 +23,7 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.layout.grids import Strategy
 from baton.engine.layout.owners import Owner
+from baton.engine.request.events import PromptScored
 from baton.engine.request.request import RequestSpec
 
 
@@ -120,8 +121,8 @@ def test_prompt_scores_cap_the_hit_below_the_first_scored_position(seeded: rando
         assert finish_of(events, name).usage.cached_tokens == cached, start
         cold = make_engine(prefix_caching=False)
         cold.submit(RequestSpec(name, prompt, sampling))
-        scores = [e for e in events if type(e).__name__ == "PromptScored"]
-        colds = [e for e in run(cold) if type(e).__name__ == "PromptScored"]
+        scores = [e for e in events if isinstance(e, PromptScored)]
+        colds = [e for e in run(cold) if isinstance(e, PromptScored)]
         assert [s for e in scores for s in e.scores.tokens] == [
             s for e in colds for s in e.scores.tokens
         ]

@@ -7,7 +7,12 @@ from engine.engines import greedy, make_engine, run
 from baton.engine.forward import runner
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import SpeculativeAlgorithm
-from baton.engine.stream.forward_clock import EventClock, ForwardTimer, HostClock, forward_clock
+from baton.engine.stream.forward_clock import (
+    EventClock,
+    EventTimer,
+    HostClock,
+    forward_clock,
+)
 
 
 class Device:
@@ -83,7 +88,7 @@ def test_an_engine_learns_by_events_and_goes_on_without_them(
     monkeypatch: pytest.MonkeyPatch, passes: bool
 ) -> None:
     """Nobody waits for an event, although the device has passed none of them."""
-    device, timers = Device(), list[ForwardTimer]()
+    device, timers = Device(), list[EventTimer]()
 
     class PassedEvent(Event):
         """An event that the device passes as soon as it is recorded. (The forward thread may begin
@@ -94,7 +99,7 @@ def test_an_engine_learns_by_events_and_goes_on_without_them(
             device.advance(1.0, events=1)
 
     class Clock(EventClock):
-        def start(self) -> ForwardTimer:
+        def start(self) -> EventTimer:
             timers.append(super().start())
             return timers[-1]
 

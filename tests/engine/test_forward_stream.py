@@ -3,6 +3,8 @@ error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import NoReturn
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ def guarded_cuda_stream() -> ForwardStream:
     return guarded_stream(torch.device("cuda"), nullcontext)
 
 
-def broken() -> int:
+def broken() -> NoReturn:
     raise RuntimeError("out of memory")
 
 
@@ -71,7 +73,7 @@ def test_the_first_work_on_a_gpu_waits_for_what_the_device_was_given_before(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(f"wait for {device}"))
     stream = CudaStream(torch.device("cuda:1"))
     for step in ("first", "second"):
-        stream.submit(lambda step=step: told.append(step)).result()
+        stream.submit(partial(told.append, step)).result()
     assert told == ["wait for cuda:1", "first", "second"]
     stream.close()
 

@@ -1,5 +1,6 @@
 """The buffer of a step's numbers: masks come into it as they are."""
 
+import itertools
 from array import array
 from collections.abc import Iterator
 from typing import NoReturn
@@ -27,4 +28,4 @@ def test_masks_are_copied_without_a_python_number_of_each_word() -> None:
     assert packed.ints("allowed").tolist() == [1, -1, 2, -(1 << 63), 5, 6]
     assert packed.ints("before").tolist() == [7] and packed.ints("after").tolist() == [8]
     with pytest.raises(AssertionError, match="object of Python"):
-        pack.ints("one by one", (word for mask in masks for word in mask))
+        pack.ints("one by one", itertools.chain.from_iterable(masks))

@@ -81,7 +81,7 @@ def test_a_folder_is_a_folder_even_where_its_name_could_be_an_id(
         find_model("models/mine", "main")
 
 
-ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
+ANSWER: Any = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co"))
 
 
 @pytest.mark.parametrize(

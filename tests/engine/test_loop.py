@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -178,7 +178,7 @@ def test_a_call_that_finds_the_books_broken_ends_the_loop_too() -> None:
         engine.pages.ids.free(1, Owner.LIVE)
 
     entered, leave = threading.Event(), threading.Event()
-    it.loop.call(lambda _: (entered.set(), leave.wait(DEADLINE)))
+    it.loop.call(standing(entered, leave))
     assert entered.wait(DEADLINE)
     failed, behind = it.loop.call(broken), it.loop.call(lambda engine: engine.status())
     leave.set()
@@ -190,10 +190,20 @@ def test_a_call_that_finds_the_books_broken_ends_the_loop_too() -> None:
     it.loop.stop(DEADLINE)
 
 
+def standing(entered: threading.Event, leave: threading.Event) -> Callable[[Engine], None]:
+    """Return a call that holds the loop up until `leave` is set."""
+
+    def wait(_: Engine) -> None:
+        entered.set()
+        assert leave.wait(DEADLINE)
+
+    return wait
+
+
 def test_calls_that_wait_when_the_loop_ends_are_refused() -> None:
     it = Running(make_engine())
     entered, leave = threading.Event(), threading.Event()
-    it.loop.call(lambda _: (entered.set(), leave.wait(DEADLINE)))
+    it.loop.call(standing(entered, leave))
     assert entered.wait(DEADLINE)
     late = it.loop.call(lambda engine: engine.status())
     with pytest.raises(TimeoutError):

@@ -177,8 +177,9 @@ def test_a_step_has_as_many_prompt_tokens_as_keep_the_device_busy() -> None:
     ],
 )
 def test_options_that_cannot_work_are_named(option: str, value: float) -> None:
+    changed: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match=option):
-        plan(replace(CONFIG, **{option: value}), 0, 1 << 40)
+        plan(replace(CONFIG, **changed), 0, 1 << 40)
 
 
 def test_what_is_free_is_asked_of_the_machine(

@@ -5,6 +5,7 @@ import random
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 
 BOUND = 1e-4
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "mtp": True,
     "chunked_prefill_size": 48,
     "mamba_track_interval": 16,

@@ -2,14 +2,17 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engine.engines import assert_clean, greedy, hand_over, run, tokens_of
 from oracle.reference import LOGIT_BOUND, Oracle
 from oracle.specs import DEEP, SPECS
+from torch import Tensor
 
 from baton.engine.engine import Engine
 from baton.engine.request.events import Event
@@ -32,7 +35,12 @@ def prompts(seeded: random.Random, name: str) -> list[tuple[int, ...]]:
     return [tuple(seeded.randrange(3, vocab) for _ in range(length)) for length in LENGTHS]
 
 
-def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
+def logprobs_of(following: Tensor, logits: Tensor) -> Tensor:
+    """Return [n] log-probabilities of the tokens that follow. following: [n, 1]."""
+    return logits[:-1].log_softmax(-1).gather(1, following)[:, 0]
+
+
+def load(folder: Path, pages: int | None = None, **options: Any) -> Engine:
     """An engine over the checkpoint; `pages`: only so many pages to run in."""
     config = EngineConfig(
         model=folder,
@@ -134,9 +142,7 @@ def test_prompt_scores_are_those_of_transformers(
             prompt,
             got,
             bound=2 * LOGIT_BOUND,
-            of=lambda logits, following=following: (
-                logits[:-1].log_softmax(-1).gather(1, following)[:, 0]
-            ),
+            of=partial(logprobs_of, following),
         )
 
 

@@ -24,7 +24,7 @@ def some_sampling(rng: random.Random) -> SamplingParams:
         seed=rng.randrange(2**64),
         presence_penalty=rng.choice([0.0, 0.5]),
         min_tokens=min(tokens, rng.choice([0, 7])),
-        logit_bias={7: -3.0, 11: 2.0} if rng.random() < 0.3 else (),
+        logit_bias=((7, -3.0), (11, 2.0)) if rng.random() < 0.3 else (),
         logprobs=rng.choice([None, 2]),
         stop_token_ids=(3,),
         max_tokens=tokens,

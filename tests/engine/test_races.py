@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from engine.engines import assert_clean, copy_state, make_engine, run, step_or_fail, tokens_of
@@ -55,7 +56,9 @@ class Mix:
     @staticmethod
     def draw(rng: random.Random) -> "Mix":
         shared = [tuple(rng.randrange(VOCAB) for _ in range(70)) for _ in range(2)]
-        specs, after, cancels = [], [], {}
+        specs: list[RequestSpec] = []
+        after: list[int] = []
+        cancels: dict[str, int] = {}
         for number in range(20):
             name = f"r{number}"
             prompt = rng.choice(shared)[: rng.choice((0, 17, 33, 70))]
@@ -122,9 +125,9 @@ def draw_sampling(rng: random.Random) -> SamplingParams:
     )
 
 
-def small(stream: ThreadStream | None, **options: object) -> Engine:
+def small(stream: ThreadStream | None, **options: Any) -> Engine:
     """Few pages and slots, so that requests wait, evict and preempt."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "pages": 36,
         "max_running": 4,
         "chunk": 24,

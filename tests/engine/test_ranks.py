@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,7 @@ def test_no_ticket_takes_memory_that_a_rank_behind_the_leader_may_still_write(
     run(behind)
     assert slots.available_to_channels == slots.available
     for each in granted:
+        assert each is not None
         behind.reservations.abandon(each)
     assert_clean(behind)
     behind.close()
@@ -230,7 +232,8 @@ def test_the_audit_compares_what_each_rank_has_written(
 
     def mixed_up(self: StepWriter, batch: ForwardBatch, met: int) -> StepMessage:
         for name in wrong:
-            batch = replace(batch, **{name: torch.zeros_like(getattr(batch, name))})
+            zeros: dict[str, Any] = {name: torch.zeros_like(getattr(batch, name))}
+            batch = replace(batch, **zeros)
         return message(self, batch, met)
 
     monkeypatch.setattr(StepWriter, "message", mixed_up)
@@ -287,7 +290,8 @@ def test_a_rank_ends_when_its_leader_is_killed(folder: Path) -> None:
     finally:
         leader.kill()
         leader.wait()
-        leader.stdout.close()
+        if leader.stdout is not None:
+            leader.stdout.close()
     deadline = time.monotonic() + DEADLINE_S
     while running(follower):
         assert time.monotonic() < deadline, "the rank lives on"

@@ -4,6 +4,7 @@ alone."""
 import random
 from array import array
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from baton.engine.request.request import Request, RequestSpec
 from baton.engine.request.stop_checker import StopChecker
 from baton.engine.step.batch import Batch, Row, Scores
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.model import Model
 from baton.engine.step.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.stream.forward_stream import InlineStream
 from baton.kernels.chunks import SnapshotPlan
@@ -208,7 +210,7 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
     )
     engine = make_engine()
     pools = engine.states, engine.pages, engine._pools.tables
-    runner = ModelRunner(Wave(), *pools, InlineStream(), 1)
+    runner = ModelRunner(cast(Model, Wave()), *pools, InlineStream(), 1)
     width = engine._pools.tables.pages.shape[1]
     places = array("q", [row * width + entry for row in (1, 2, 3) for entry in (0, 1)])
     history = History(token_key(range(12)), 10, not plain, not plain, () if plain else (1, 5))

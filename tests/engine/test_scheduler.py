@@ -93,8 +93,9 @@ def test_prompts_that_are_scored_share_one_steps_rows_of_logits(seeded: random.R
     assert max(len(step.logit_tokens) for step in model.steps) <= SCORED_TOKENS + 6
     for i in range(6):
         assert finish_of(events, f"r{i}").usage.completion_tokens == 3
-        scored = [e for e in events if isinstance(e, PromptScored) and e.request_id == f"r{i}"]
-        found = [event.scores for event in scored]
+        found = [
+            e.scores for e in events if isinstance(e, PromptScored) and e.request_id == f"r{i}"
+        ]
         assert [s.start for s in found[1:]] == [s.start + len(s.tokens) for s in found[:-1]]
 
 

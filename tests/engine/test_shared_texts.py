@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine.engines import finish_of, greedy, make_engine, random_prompt, run, tokens_of
@@ -17,6 +18,7 @@ from baton.engine.engine import Engine
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.ngram import LONGEST
+from baton.engine.speculation.shared_source import SharedSource
 from baton.engine.speculation.shared_texts import MOST_TOKENS, TOKEN_BYTES, SharedTexts
 from baton.engine.speculation.step_costs import StepCosts
 
@@ -24,9 +26,16 @@ NGRAM, SHARED = SpeculativeAlgorithm.NGRAM, DraftSource.SHARED
 OURS, THEIRS = make_salt("ours"), make_salt("theirs")
 
 
-def sharing(**more: object) -> Engine:
-    options = {"speculative_algorithm": NGRAM, "speculative_ngram_capacity": 5000, "canary": True}
-    return make_engine(**options | more)  # type: ignore[arg-type]
+def sharing(**more: Any) -> Engine:
+    options: dict[str, Any] = {"speculative_algorithm": NGRAM, "canary": True}
+    options["speculative_ngram_capacity"] = 5000
+    return make_engine(**options | more)
+
+
+def shared_source(engine: Engine) -> SharedSource:
+    assert engine._results._drafter is not None
+    (source,) = [s for s in engine._results._drafter._texts if isinstance(s, SharedSource)]
+    return source
 
 
 def ask(engine: Engine, *specs: RequestSpec) -> list:
@@ -182,7 +191,7 @@ def test_wrong_guesses_are_not_asked_for_at_once_again(seeded: random.Random) ->
     plain, _ = answers([RequestSpec("r", prompt, greedy(60))])
     tokens = tokens_of(plain, "r")
     engine = sharing()
-    (source,) = [s for s in engine._results._drafter._texts if s.name is SHARED]  # type: ignore[union-attr]
+    source = shared_source(engine)
     text = [*prompt, *tokens]
     for end in range(LONGEST, len(text)):
         wrong = (text[end] + 1) % VOCAB
@@ -200,7 +209,7 @@ def test_a_text_is_asked_again_where_the_device_was_right_in_part_only(seeded) -
     engine.submit(RequestSpec("r", prompt, greedy(60), draft_scope=OURS))
     while not (request := engine._requests.named("r")).output:
         engine.step()
-    (source,) = [s for s in engine._results._drafter._texts if s.name is SHARED]  # type: ignore[union-attr]
+    source = shared_source(engine)
     source.texts.add(OURS, (*request.known_ids, 1, 2, 3))
     for drafts, accepted, asked in ((3, 3, False), (3, 1, True), (2, 2, False), (0, 0, True)):
         source.verified(request, DraftSource.NGRAM, drafts, accepted)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,11 @@ from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load as library
 
 OUTPUT = 40
-OPTIONS = {"mamba_track_interval": 16, "cached_snapshots": 24, "chunked_prefill_size": 64}
+OPTIONS: dict[str, Any] = {
+    "mamba_track_interval": 16,
+    "cached_snapshots": 24,
+    "chunked_prefill_size": 64,
+}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ too large and the number that fits.
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from engine.test_memory_plan import (
@@ -58,10 +59,11 @@ def test_a_plan_holds_what_was_asked_for_or_is_refused(
         for option in ("max_running", "cached_snapshots"):
             found = re.search(rf"largest {option} that fits is (\d+)", str(error))
             if found:
-                largest = int(found[1])
-                plan(replace(config, **{option: largest}), model=model)
+                fits: dict[str, Any] = {option: int(found[1])}
+                above: dict[str, Any] = {option: int(found[1]) + 1}
+                plan(replace(config, **fits), model=model)
                 with pytest.raises(ConfigError, match="of budget leave"):
-                    plan(replace(config, **{option: largest + 1}), model=model)
+                    plan(replace(config, **above), model=model)
         return
     assert total(made) + staging <= budget
     assert made.pages >= 2 and made.max_model_len >= 1

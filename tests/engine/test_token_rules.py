@@ -28,7 +28,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def naive(prompt: tuple[int, ...], count: int, banned: frozenset[tuple[int, ...]]) -> list[int]:
     """Greedy decoding that never completes a banned sequence, one plain loop."""
-    model, output = HashModel(), []
+    model = HashModel()
+    output: list[int] = []
     for _ in range(count):
         logits = model_logits(model, [*prompt, *output])
         for sequence in banned:
@@ -77,7 +78,7 @@ def ruled(rng: random.Random, tokenizer: Tokenizer, max_tokens: int) -> Sampling
         seed=rng.getrandbits(64),
         bad_words=tuple(word for word in words if "�" not in word and word.strip()) or ("!",),
         allowed_token_ids=rng.choice([(), tuple(rng.sample(range(VOCAB), 40))]),
-        logit_bias={rng.randrange(VOCAB): 20.0},
+        logit_bias=((rng.randrange(VOCAB), 20.0),),
         stop_token_ids=(rng.randrange(VOCAB),),
         min_tokens=rng.choice([0, max_tokens // 2]),
         max_tokens=max_tokens,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def random_mixer(heads, head_dim, groups, d_state, width, rng) -> Mamba2Weights:
 
 
 def in_float64(weights: Mamba2Weights) -> Mamba2Weights:
-    values = {
+    values: dict[str, Any] = {
         name: value.double() for name, value in vars(weights).items() if isinstance(value, Tensor)
     }
     return dataclasses.replace(weights, **values)

@@ -9,7 +9,7 @@ _CHOSEN = "-march=native"
 _OPTIONS = os.environ["OLDER_CPU"].split()
 
 assert _CHOSEN in build._FLAGS
-build._FLAGS = tuple(
+vars(build)["_FLAGS"] = tuple(
     option for flag in build._FLAGS for option in (_OPTIONS if flag == _CHOSEN else [flag])
 )
 

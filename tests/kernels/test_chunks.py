@@ -23,7 +23,7 @@ def test_chunks_cover_every_token_once_and_are_cut_at_absolute_multiples(rows, c
     lengths, prefixes = [n for n, _ in rows], [p for _, p in rows]
     cu_seqlens = cumulative(lengths)
     plan = plan_chunks(cu_seqlens, prefixes, chunk_size)
-    covered = []
+    covered: list[int] = []
     for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True):
         assert cu_seqlens[row] <= start and start + length <= cu_seqlens[row + 1]
         depth = prefixes[row] + start - cu_seqlens[row]
@@ -42,7 +42,7 @@ def test_each_step_passes_states_between_chunks_of_the_same_rows(rows, chunk_siz
     plan = plan_chunks(cu_seqlens, prefixes, chunk_size)
     assert sorted(plan.row_order) == list(range(len(rows)))
     next_token = cu_seqlens[:-1]
-    states = {("final", row): None for row in range(len(rows))}
+    states = {}
     first = 0
     for width in plan.widths:
         assert plan.rows[first : first + width] == plan.row_order[:width]
@@ -55,8 +55,7 @@ def test_each_step_passes_states_between_chunks_of_the_same_rows(rows, chunk_siz
     for rank, row in enumerate(plan.row_order):
         states[row, lengths[row]] = len(plan.rows) + rank
     for (row, extent), place in states.items():
-        if row != "final":
-            assert plan.state_after(row, extent) == place
+        assert plan.state_after(row, extent) == place
 
 
 def test_a_depth_inside_a_chunk_is_no_snapshot():

@@ -12,6 +12,7 @@ from ragged_batches import (
     random_snapshots,
     seeded,
 )
+from torch import Tensor
 
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import (
@@ -46,11 +47,13 @@ def test_outputs_windows_and_snapshots_match_the_reference(lengths, prefixes, wi
     weight, bias = torch.randn(channels, width), torch.randn(channels) if seed % 2 else None
     pool = poisoned_pool(batch, (channels, width - 1), torch.float32)
     expected_pool = pool.clone()
-    rows = (batch.read_slots, batch.write_slots, batch.has_initial, snapshots)
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
     lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
     silu = seed != 2
-    y = causal_conv1d_varlen(x, weight, bias, *lens, pool, *rows, silu=silu)
-    expected = causal_conv1d_varlen_ref(x, weight, bias, *lens, expected_pool, *rows, silu=silu)
+    y = causal_conv1d_varlen(x, weight, bias, *lens, pool, *slots, snapshots=snapshots, silu=silu)
+    expected = causal_conv1d_varlen_ref(
+        x, weight, bias, *lens, expected_pool, *slots, snapshots=snapshots, silu=silu
+    )
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
     assert_pools_match(pool, expected_pool, atol=0.0, rtol=0.0)
 
@@ -157,9 +160,9 @@ def test_a_gated_convolution_of_prompts(plan, dtype, channels, width, lengths, p
     y = plan(batch, width, snapshots)(bcx, weight, bias, pool)
     before, after, x = bcx.chunk(3, dim=1) if gated else (1.0, torch.ones(1), bcx)
     lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
-    rows = (batch.read_slots, batch.write_slots, batch.has_initial, snapshots)
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
     summed = causal_conv1d_varlen_ref(
-        before * x, weight, bias, *lens, expected_pool, *rows, silu=False
+        before * x, weight, bias, *lens, expected_pool, *slots, snapshots=snapshots, silu=False
     )
     assert_near(y, after.double() * summed, 2e-6)
     assert_pools_match(pool, expected_pool, 0.0, 0.0)
@@ -193,7 +196,8 @@ def test_tokens_one_by_one_have_the_bits_of_a_prompt(native, rng, channels, widt
     pool = poisoned_pool(batch, (channels, width - 1), torch.float32)
     stepped_pool = pool.clone()
     y = gated_natively(batch, width, None)(bcx, weight, bias, pool).clone()
-    slots, initial = (batch.read_slots, batch.write_slots), batch.has_initial
+    slots = (batch.read_slots, batch.write_slots)
+    initial: Tensor | None = batch.has_initial
     steps = []
     for token in range(batch.tokens):
         one = bcx[token : token + 1]

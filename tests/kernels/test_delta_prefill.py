@@ -11,6 +11,7 @@ from kernels.test_native_delta import random_inputs, random_mixer
 from ragged_batches import (
     RaggedBatch,
     assert_pools_match,
+    cloned,
     poisoned_pool,
     ragged_batch,
     random_snapshots,
@@ -71,13 +72,10 @@ def mixer(sizes: tuple[int, ...], channelwise: bool, rng: random.Random) -> Delt
 
 def pools_of(
     batch: RaggedBatch, weights: DeltaWeights, conv=torch.float32, state=torch.float32
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor]:
     channels, width = weights.conv_weight.shape
     shape = (weights.heads, weights.key_dim, weights.value_dim)
-    return [
-        poisoned_pool(batch, (channels, width - 1), conv),
-        poisoned_pool(batch, shape, state),
-    ]
+    return poisoned_pool(batch, (channels, width - 1), conv), poisoned_pool(batch, shape, state)
 
 
 def keep_from_zero(weights: DeltaWeights, inputs: DeltaInputs, conv_pool: Tensor) -> None:
@@ -138,7 +136,7 @@ def test_outputs_states_windows_and_snapshots_match_the_reference(
     pools = pools_of(batch, weights)
     if weights.key_dim == 1:
         keep_from_zero(weights, inputs, pools[0])
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch, weights.conv_weight.shape[1], snapshots)(weights, inputs, *pools)
     expected = reference(weights, inputs, *expected_pools, batch, snapshots)
     assert_close_to_scale(y, expected, 1e-4)
@@ -153,7 +151,7 @@ def test_pools_keep_their_own_dtypes(rng, plan, channelwise):
     batch = ragged_batch([40, 7], [0, 32], rng)
     inputs = random_inputs(batch.tokens, weights, rng)
     pools = pools_of(batch, weights, torch.bfloat16, torch.bfloat16)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch, weights.conv_weight.shape[1])(weights, inputs, *pools)
     expected = reference(weights, inputs, *expected_pools, batch)
     assert_close_to_scale(y, expected, 1e-4)
@@ -182,6 +180,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, channe
         outputs.append(plan(piece, width)(weights, mixed, *piece_pools)[37:])
         kept = [pool[piece.write_slots[1]].clone() for pool in piece_pools]
     assert torch.equal(torch.cat(outputs), y)
+    assert kept is not None
     for pool, state in zip(pools, kept, strict=True):
         assert torch.equal(pool[whole.write_slots[0]], state)
 
@@ -239,7 +238,7 @@ def test_neither_no_decay_nor_a_total_one_loses_precision(rng, plan, channelwise
     inputs.b[:] = 30.0  # all is written
     inputs.a[::3] = -12.0  # some tokens forget little after others that forget all
     pools = pools_of(batch, weights)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch, weights.conv_weight.shape[1])(weights, inputs, *pools)
     expected = reference(weights, inputs, *expected_pools, batch)
     assert_close_to_scale(y, expected, 2e-4)

@@ -10,6 +10,7 @@ from kernels.native_cases import PoisonedNative, in_float64, random_mixer, strid
 from ragged_batches import (
     RaggedBatch,
     assert_pools_match,
+    cloned,
     poisoned_pool,
     ragged_batch,
     random_snapshots,
@@ -115,7 +116,7 @@ def test_outputs_states_windows_and_snapshots_match_the_reference(
     snapshots = random_snapshots(batch, CHUNK, rng)
     projected = strided(batch.tokens, sum(weights.splits), rng)
     pools = pools_of(batch, weights)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch.rows, width, CHUNK, snapshots)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, snapshots)
     assert_close_to_scale(y, expected, 3e-5)
@@ -131,7 +132,7 @@ def test_the_chunk_size_changes_no_result(rng, plan, chunk_size):
     snapshots = SnapshotPlan((0, 1), (chunk_size, chunk_size + 90), tuple(batch.spare_slots[:2]))
     projected = torch.randn(batch.tokens, sum(weights.splits))
     pools = pools_of(batch, weights)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch.rows, 4, chunk_size, snapshots)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, snapshots)
     assert_close_to_scale(y, expected, 5e-5)
@@ -144,7 +145,7 @@ def test_pools_keep_their_own_dtypes(rng, plan):
     batch = ragged_batch([40, 7], [0, 32], rng)
     projected = torch.randn(batch.tokens, sum(weights.splits))
     pools = pools_of(batch, weights, torch.bfloat16, torch.bfloat16)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch.rows, 4, CHUNK, None)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, None)
     assert_close_to_scale(y, expected, 5e-5)
@@ -173,6 +174,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, chunk_
         outputs.append(plan(piece.rows, 4, chunk_size, None)(weights, mixed, *piece_pools)[37:])
         kept = [pool[piece.write_slots[1]].clone() for pool in piece_pools]
     assert torch.equal(torch.cat(outputs), y)
+    assert kept is not None
     for pool, state in zip(pools, kept, strict=True):
         assert torch.equal(pool[whole.write_slots[0]], state)
 
@@ -200,7 +202,7 @@ def test_large_steps_neither_overflow_nor_lose_the_small_ones(rng, plan):
     projected = torch.randn(128, sum(weights.splits))
     projected[:, -3:] *= 30  # log-decays of a chunk run past -1000
     pools = pools_of(batch, weights)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch.rows, 4, CHUNK, None)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, None)
     assert_close_to_scale(y, expected, 5e-5)
@@ -215,7 +217,7 @@ def test_what_comes_after_much_was_forgotten_is_remembered_exactly(rng, plan):
     projected = torch.randn(64, sum(weights.splits))
     projected[:, -3:] += torch.where(torch.arange(64) < 40, 15.0, -4.0)[:, None]
     pools = pools_of(batch, weights)
-    expected_pools = [pool.clone() for pool in pools]
+    expected_pools = cloned(pools)
     y = plan(batch.rows, 4, 64, None)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, None)
     assert_close_to_scale(y, expected, 1e-5)

@@ -156,16 +156,14 @@ def test_native_routing_of_padding_names_experts_that_exist(native):
 @pytest.mark.parametrize("gated", [True, False])
 def test_native_experts(native, tokens, experts, top_k, hidden, inner, gated, kind):
     rows = inner * (2 if gated else 1)
-    w_in = torch.randn(experts, rows, hidden) / hidden**0.5
-    w_out = torch.randn(experts, hidden, inner) / inner**0.5
+    shapes = ((experts, rows, hidden), (experts, hidden, inner))
+    plain = [torch.randn(shape) / shape[-1] ** 0.5 for shape in shapes]
     x, weights = torch.randn(tokens, 2 * hidden)[:, :hidden], torch.rand(tokens, top_k)
     chosen = torch.rand(tokens, experts).topk(top_k).indices
-    if kind == "int8":
-        w_in, w_out = Int8Weight.of(w_in), Int8Weight.of(w_out)
-        dense = (w_in.dense(), w_out.dense())
-    else:
-        dense = [w.to(getattr(torch, kind)) for w in (w_in, w_out)]
-        w_in, w_out = dense
+    w_in, w_out = (
+        Int8Weight.of(w) if kind == "int8" else w.to(getattr(torch, kind)) for w in plain
+    )
+    dense = [w.dense() if isinstance(w, Int8Weight) else w for w in (w_in, w_out)]
     run, ref = (
         (experts_swiglu_native, experts_swiglu_ref)
         if gated

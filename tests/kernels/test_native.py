@@ -37,12 +37,13 @@ def stored(weight: Tensor, kind: str) -> Tensor | Int8Weight | PackedWeight:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_linear(native, rng, rows, columns, outputs, kind):
     x, bias = strided(rows, columns, rng), torch.randn(outputs)
-    weight = torch.randn(outputs, columns)
+    plain = torch.randn(outputs, columns)
+    weight: Tensor | Int8Weight
     if kind == "int8":
-        weight = Int8Weight.of(weight)
+        weight = Int8Weight.of(plain)
         dense = weight.dense()
     else:
-        dense = weight = weight.to(getattr(torch, kind))
+        dense = weight = plain.to(getattr(torch, kind))
     # Where the CPU multiplies bfloat16 values, the activations are rounded to them.
     seen = x.bfloat16() if kind == "bfloat16" and native.library.dots_bf16 else x
     for b in (None, bias):
@@ -76,8 +77,7 @@ def test_a_packed_weight_multiplies_as_it_did_before(native, rng, rows, columns,
 )
 def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng, kind):
     columns, outputs = rng.randrange(20, 200), rng.randrange(40, 300)
-    x, weight = torch.randn(300, columns), torch.randn(outputs, columns)
-    weight = stored(weight, kind)
+    x, weight = torch.randn(300, columns), stored(torch.randn(outputs, columns), kind)
     whole = linear_native(native, x, weight)
     threads = torch.get_num_threads()
     try:

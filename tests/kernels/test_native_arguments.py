@@ -4,6 +4,7 @@ import ctypes
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def kinds() -> Kinds:
         pytest.skip(str(error))
 
 
-def concat_values() -> dict[str, object]:
+def concat_values() -> dict[str, Any]:
     x, y = torch.zeros(2, 3), torch.zeros(2, 1)
     sizes = {"rows": 2, "x_width": 3, "y_width": 1, "x_stride": 3, "y_stride": 1}
     return {"x": x, "y": y, "out": torch.zeros(2, 4), **sizes}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernels.native_cases import assert_near, strided
-from ragged_batches import assert_pools_match, poisoned_pool, ragged_batch
+from ragged_batches import assert_pools_match, cloned, poisoned_pool, ragged_batch
 from torch import Tensor
 
 from baton.kernels.delta_mixer import (
@@ -105,7 +105,7 @@ def test_a_row_is_the_same_bits_in_every_batch_and_reuses_what_another_left(
     pools = torch.randn(7, channels, width - 1), torch.randn(7, 2, 20, 70)
     slots = torch.arange(1, 7)
     fresh = torch.tensor([True, False] * 3)
-    together, apart = ([pool.clone() for pool in pools] for _ in range(2))
+    together, apart = cloned(pools), cloned(pools)
     y = gated_delta_step_native(native, weights, inputs, *together, slots, slots, fresh)
     for row in range(6):
         one = slice(row, row + 1)
@@ -113,8 +113,8 @@ def test_a_row_is_the_same_bits_in_every_batch_and_reuses_what_another_left(
             native, weights, inputs.tokens(one), *apart, slots[one], slots[one], fresh[one]
         )
         assert torch.equal(alone, y[one])
-    for one, other in zip(together, apart, strict=True):
-        assert torch.equal(one, other)
+    for batched, single in zip(together, apart, strict=True):
+        assert torch.equal(batched, single)
 
 
 def test_it_does_what_torch_s_step_does(native, rng):
@@ -123,7 +123,7 @@ def test_it_does_what_torch_s_step_does(native, rng):
     channels, width = weights.conv_weight.shape
     pools = torch.randn(4, channels, width - 1), torch.randn(4, 4, 16, 32)
     slots = torch.tensor([2, 1, 3])
-    mine, theirs = ([pool.clone() for pool in pools] for _ in range(2))
+    mine, theirs = cloned(pools), cloned(pools)
     y = gated_delta_step_native(native, weights, inputs, *mine, slots, slots)
     torch.testing.assert_close(
         y, gated_delta_step(weights, inputs, *theirs, slots, slots), atol=1e-4, rtol=1e-4

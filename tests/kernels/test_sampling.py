@@ -34,9 +34,9 @@ ONES = 0xFFFFFFFF
     ],
 )
 def test_philox_gives_the_published_answers(counter, key, expected):
-    words = philox_4x32(
-        tuple(torch.tensor([word]) for word in counter), tuple(torch.tensor([w]) for w in key)
-    )
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    k0, k1 = (torch.tensor([word]) for word in key)
+    words = philox_4x32((c0, c1, c2, c3), (k0, k1))
     assert tuple(word.item() for word in words) == expected
 
 
@@ -117,7 +117,8 @@ def reference_filter(logits: list[float], top_k: int, top_p: float, min_p: float
     top = logits[order[0]]
     kept = [v for v in kept if math.exp(logits[v] - top) >= min_p]
     total = sum(math.exp(logits[v] - top) for v in kept)
-    chosen, mass = [], 0.0
+    chosen: list[int] = []
+    mass = 0.0
     for v in kept:
         if chosen and top_p < 1 and mass >= top_p:
             break
@@ -287,13 +288,14 @@ def test_native_filters_keep_what_their_definitions_keep(native):
 
 def test_a_native_draw_is_the_same_in_every_batch(native):
     rng = seeded(22)
-    logits, *others, filters = wide_draws(rng, 20, 777, tied=False)
-    rows = torch.arange(20)
-    together = sample_tokens_native(native, logits, rows, *others, filters)
+    logits, temperature, seeds, positions, filters = wide_draws(rng, 20, 777, tied=False)
+    together = sample_tokens_native(
+        native, logits, torch.arange(20), temperature, seeds, positions, filters
+    )
     for row in range(20):
         alone = slice(row, row + 1)
-        some = tuple(each[alone] for each in filters)
-        one = [each[alone] for each in others]
+        one = (temperature[alone], seeds[alone], positions[alone])
+        some = (filters[0][alone], filters[1][alone], filters[2][alone])
         token = sample_tokens_native(native, logits[alone], torch.tensor([0]), *one, some)
         assert token.tolist() == together[alone].tolist()
 

@@ -51,9 +51,11 @@ def commit_of(kernels: Kernels, layers: Sequence[Weights]) -> Callable[..., None
     """The commit of layers of one kind: (kept, *pools, accepted)."""
     first = layers[0]
     if isinstance(first, Mamba2Weights):
-        return partial(kernels.mamba2_commit, Mamba2Layers.of(layers))
+        mamba2 = [each for each in layers if isinstance(each, Mamba2Weights)]
+        return partial(kernels.mamba2_commit, Mamba2Layers.of(mamba2))
     if isinstance(first, DeltaWeights):
-        return partial(kernels.gated_delta_commit, DeltaLayers.of(layers))
+        delta = [each for each in layers if isinstance(each, DeltaWeights)]
+        return partial(kernels.gated_delta_commit, DeltaLayers.of(delta))
     return lambda kept, conv, accepted: kernels.gated_conv_commit(kept, first, conv, accepted)
 
 
@@ -258,9 +260,14 @@ def committed_layers(
         for of_layers in zip(*(mixer.pools for mixer in mixers), strict=True)
     ]
     kept = torch.randn(2, ROWS * tokens + 3, mixers[0].kept_width)[:, : ROWS * tokens]
-    slots = list(map(torch.tensor, ([1, 2, 3], [4, 2, 5])))
-    counts = list(map(torch.tensor, ([2, 1, 0], [6, 7, 8], [1, 2, 1])))
-    accepted = Accepted(*slots, torch.tensor([True, True, False]), *counts)
+    accepted = Accepted(
+        read_slots=torch.tensor([1, 2, 3]),
+        write_slots=torch.tensor([4, 2, 5]),
+        has_initial=torch.tensor([True, True, False]),
+        counts=torch.tensor([2, 1, 0]),
+        track_slots=torch.tensor([6, 7, 8]),
+        track_counts=torch.tensor([1, 2, 1]),
+    )
     apart = [pool.clone() for pool in pools]
     for layer, mixer in enumerate(mixers):
         mixer.commit(kept[layer].clone(), tuple(pool[layer] for pool in apart), accepted)

@@ -10,6 +10,7 @@ import torch
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.errors import ConfigError
 from baton.engine.assembly.loader import declared_weights
+from baton.engine.layout.layout import AttentionShape
 from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.mamba2 import read_dt_limit
@@ -51,7 +52,7 @@ def test_both_spellings_of_layer_types_mean_the_same(
     assert len(config.recurrent) == 6
     assert config.recurrent[0].conv == (16 * 32 + 2 * 64, 3)
     assert config.recurrent[0].ssm == (16, 32, 64)
-    assert [(shape.kv_heads, shape.head_dim) for shape in config.attention] == [(2, 32)] * 2
+    assert list(config.attention) == [AttentionShape(2, 32)] * 2
 
 
 @pytest.mark.parametrize("positions", [None, "nope", "rope"])

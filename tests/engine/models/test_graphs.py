@@ -17,6 +17,8 @@ from baton.engine.assembly.loader import build_model
 from baton.engine.layout.batch_sizes import batch_sizes
 from baton.engine.layout.owners import Owner
 from baton.engine.loading.weights import DummyWeights
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.family_table import read_config
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.kernels.base import Kernels
@@ -109,10 +111,11 @@ def test_rows_come_and_go_and_every_step_is_the_models_own(
             row.tokens.append(rng.randrange(3, 512))
             other.tokens.append(row.tokens[-1])
         expected = torch.cat(plain.step(decode=[row for row, _ in chosen]))
-        before = [pool.storage.clone() for pool in (captured.states, captured.pages)]
+        pools: list[StatePool | PagePool] = [captured.states, captured.pages]
+        before = [pool.storage.clone() for pool in pools]
         logits = torch.cat(captured.step(decode=[row for _, row in chosen]))
         assert torch.equal(logits, expected)
-        for was, pool in zip(before, (captured.states, captured.pages), strict=True):
+        for was, pool in zip(before, pools, strict=True):
             free = [i for i in range(1, pool.ids.size) if pool.ids.owner(i) is Owner.FREE]
             assert torch.equal(pool.storage[free], was[free]), "a padding row wrote beside 0"
     assert capture.captures == 4 and capture.replays == 5  # sizes 1, 2, 4 and 6

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.sampling_params import SamplingParams
 from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
+from baton.engine.models.decoder import Decoder
 from baton.engine.replay.replayed_model import ReplayedModel
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.dispatch import KernelChoice
@@ -206,14 +208,14 @@ def test_a_model_that_cannot_be_recorded_runs_as_it_is(tmp_path: Path, rng: rand
     folder = write_checkpoint(tmp_path / "model", TINY)
     model = load_model(EngineConfig(model=folder))
     assert isinstance(model, ReplayedModel)
-    block = model._model.blocks[0]
-    plain = replace(
-        model._model, blocks=(lambda x, embedded, step: block(x, embedded, step) * 1.0,)
-    )
-    driver = StepDriver(ReplayedModel(plain, model._native))
+    assert isinstance(model._model, Decoder)
+    block: Any = model._model.blocks[0]
+    blocks: Any = (lambda x, embedded, step: block(x, embedded, step) * 1.0,)
+    plain = ReplayedModel(replace(model._model, blocks=blocks), model._native)
+    driver = StepDriver(plain)
     rows = [driver.start(prompt) for prompt in prompts(rng, 2)]
     driver.greedy(rows, driver.step(prefill=[(row, len(row.tokens)) for row in rows]), 4)
-    assert not driver.model._recorded and not driver.model._recordable
+    assert not plain._recorded and not plain._recordable
 
 
 _FIRST_STEP = """

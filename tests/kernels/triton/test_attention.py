@@ -1,6 +1,7 @@
 """Attention over pages against a token-by-token float64 reference, on pools full of poison."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ class PagedBatch:
     kv_lens: Tensor
     kv_lens_host: tuple[int, ...]
 
-    def decode_arguments(self) -> dict[str, object]:
+    def decode_arguments(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if "seqlens" not in name}
 
 

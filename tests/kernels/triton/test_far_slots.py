@@ -6,6 +6,7 @@ Most of the memory is never touched, and so never taken on a CPU.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def floats(*shape: int) -> Tensor:
     return torch.randn(shape, dtype=torch.bfloat16).to(DEVICE)
 
 
-def decode_slots() -> dict[str, Tensor]:
+def decode_slots() -> dict[str, Any]:
     """One row, whose read and write slot is the last."""
     return {"read_slots": ints(2), "write_slots": ints(2)}
 
@@ -69,14 +70,14 @@ def snapshot() -> SnapshotPlan:
     return SnapshotPlan((0,), (8 + TOKENS,), (2,))
 
 
-def mamba_inputs(tokens: int) -> dict[str, Tensor | tuple[float, float]]:
+def mamba_inputs(tokens: int) -> dict[str, Any]:
     wide = {name: torch.rand(HEADS).to(DEVICE) for name in ("A", "D", "dt_bias")}
     shapes = {"x": (HEADS, K), "dt": (HEADS,), "B": (1, K), "C": (1, K)}
     own = {name: floats(tokens, *shape) for name, shape in shapes.items()}
     return {**wide, **own, "A": -wide["A"], "dt_limit": (0.0, 1.0)}
 
 
-def delta_inputs(tokens: int) -> tuple[Tensor, ...]:
+def delta_inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v = (floats(tokens, HEADS, K) for _ in range(3))
     return q, k, v, -torch.rand(tokens, HEADS).to(DEVICE), torch.rand(tokens, HEADS).to(DEVICE)
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
+from torch import Tensor
 from triton_device import BOUND, assert_near, assert_pools_near, here
 
 from baton.kernels import conv1d as torch_conv1d
@@ -11,7 +12,9 @@ from baton.kernels.triton import conv1d
 CHANNELS, WIDTH = 130, 3
 
 
-def inputs(tokens: int, dtype: torch.dtype, biased: bool, parts: int = 3):
+def inputs(
+    tokens: int, dtype: torch.dtype, biased: bool, parts: int = 3
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """bcx, weight, bias. parts: 3, or 1: x alone"""
     bias = torch.randn(CHANNELS) if biased else None
     return torch.randn(tokens, parts * CHANNELS).to(dtype), torch.randn(CHANNELS, WIDTH), bias
@@ -31,7 +34,7 @@ def test_prompts_leave_the_outputs_and_windows_that_torchs_do(lengths, prefixes,
     pool = here(expected_pool)
     lens = (batch.cu_seqlens_host, batch.prefix_lens_host, WIDTH, snapshots)
     plan = conv1d.plan_gated_conv_prefill(*lens).on(here(batch.read_slots).device)
-    y = plan(here(batch.rows))(*here(arguments[:2]), here(arguments[2]), pool)
+    y = plan(here(batch.rows))(*here(arguments), pool)
     expected = torch_conv1d.plan_gated_conv_prefill(*lens).on(torch.device("cpu"))(batch.rows)
     assert y.dtype == dtype
     assert_near(y, expected(*arguments, expected_pool), BOUND[dtype])
@@ -56,7 +59,7 @@ def test_a_decode_step_does_too(dtype, parts):
 def test_a_prompt_cut_anywhere_equals_the_whole_bit_for_bit():
     """The test runs in bfloat16: a window holds what the convolution has taken, rounded alike."""
     rng = seeded(3)
-    bcx, weight, _ = here(list(inputs(29, torch.bfloat16, biased=True)))
+    bcx, weight = here(inputs(29, torch.bfloat16, biased=True)[:2])
     whole, start, rest = (ragged_batch([n], [p], rng) for n, p in ((29, 0), (10, 0), (19, 10)))
     pools = [here(poisoned_pool(b, (CHANNELS, WIDTH - 1), bcx.dtype)) for b in (whole, start, rest)]
 

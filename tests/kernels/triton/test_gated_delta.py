@@ -1,9 +1,11 @@
 """The gated delta rule's kernels against a token-by-token float64 recurrence."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
+from ragged_batches import cloned, poisoned_pool, ragged_batch, random_snapshots, seeded
 from torch import Tensor
 from triton_device import BOUND, DEVICE, assert_near, assert_pools_near, here
 
@@ -18,7 +20,7 @@ ROWS = ("read_slots", "write_slots", "has_initial")
 KINDS = [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)]
 
 
-def delta_inputs(tokens: int, channels: bool, dtype: torch.dtype) -> dict[str, Tensor]:
+def delta_inputs(tokens: int, channels: bool, dtype: torch.dtype) -> dict[str, Any]:
     """2 heads of keys, 4 of values (2 where every key channel has its own decay)."""
     heads, K, V = (2, 10, 7) if channels else (4, 18, 20)
     decays = (tokens, heads, K) if channels else (tokens, heads)
@@ -100,7 +102,7 @@ def test_a_decode_step_matches_the_reference(channels, dtype):
     inputs = delta_inputs(3, channels, dtype)
     expected_pool = poisoned_pool(batch, state_shape(inputs), torch.float32)
     pool = here(expected_pool)
-    rows = {name: getattr(batch, name) for name in ROWS}
+    rows: dict[str, Any] = {name: getattr(batch, name) for name in ROWS}
     out = gated_delta_update(**here(inputs), pool=pool, **here(rows))
     expected = gated_delta_update_ref(**inputs, pool=expected_pool, **rows)
     assert_near(out, expected, BOUND[dtype])
@@ -121,7 +123,7 @@ def test_decays_and_rates_may_be_taken_inside(channels):
     taken = inputs | {"g": raw.flatten(1), "beta": b}
     expected_pool = poisoned_pool(batch, state_shape(inputs), torch.float32)
     pool, other = here(expected_pool), here(expected_pool)
-    rows = {name: getattr(batch, name) for name in ROWS}
+    rows: dict[str, Any] = {name: getattr(batch, name) for name in ROWS}
     decay = (here(A), here(dt_bias))
     out = gated_delta_update(**here(taken), pool=pool, **here(rows), decay=decay)
     prompts = run(taken, batch, other, decay=decay)
@@ -144,7 +146,7 @@ def test_a_mixer_equals_torchs_at_prompts_and_at_decode(channels):
     )  # fmt: skip
     batch = ragged_batch([20, 3], [0, 5], rng)
     shapes = (qkv, width - 1), (heads, key_dim, value_dim)
-    pools = [poisoned_pool(batch, shape, torch.float32) for shape in shapes]
+    pools = cloned([poisoned_pool(batch, shape, torch.float32) for shape in shapes])
     own = here(pools)
 
     def inputs(tokens: int) -> torch_mixer.DeltaInputs:

@@ -1,5 +1,7 @@
 """A Mamba-2 mixer's kernels against token-by-token float64 recurrences."""
 
+from typing import Any
+
 import pytest
 import torch
 from ragged_batches import RaggedBatch, poisoned_pool, ragged_batch, random_snapshots, seeded
@@ -28,13 +30,13 @@ def planned(plan, rows: RaggedRows, *arguments):
     return made.on(rows.read_slots.device)(rows)
 
 
-def lens_and_slots(batch) -> dict[str, object]:
-    names = ("cu_seqlens", "cu_seqlens_host", "prefix_lens_host")
-    names += ("read_slots", "write_slots", "has_initial")
+def lens_and_slots(batch) -> dict[str, Any]:
+    names = ["cu_seqlens", "cu_seqlens_host", "prefix_lens_host"]
+    names += ["read_slots", "write_slots", "has_initial"]
     return {name: getattr(batch, name) for name in names}
 
 
-def scan_inputs(tokens, heads, groups, head_dim, state, dtype) -> dict[str, Tensor]:
+def scan_inputs(tokens, heads, groups, head_dim, state, dtype) -> dict[str, Any]:
     return {
         "A": -torch.rand(heads) * 8 - 0.1,
         "D": torch.randn(heads),
@@ -67,7 +69,7 @@ def test_the_scan_matches_the_recurrence(lengths, prefixes, chunk, dtype):
     assert_pools_near(pool, expected_pool, BOUND[dtype])
 
 
-def check_one_chunk(inputs: dict[str, Tensor], batch: RaggedBatch, bound: float) -> None:
+def check_one_chunk(inputs: dict[str, Any], batch: RaggedBatch, bound: float) -> None:
     expected_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
     pool = here(expected_pool)
     chunks = planned(prompt_chunks, here(batch.rows), 64, None)
@@ -100,10 +102,10 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit():
     rng = seeded(4)
     inputs = here(scan_inputs(70, 2, 1, 8, 8, torch.float32))
     sequences, layer = ("x", "dt", "B", "C"), ("A", "D", "dt_bias")
-    fixed = {name: inputs[name] for name in layer} | {"dt_limit": (0.0, 1.0)}
+    fixed: dict[str, Any] = {name: inputs[name] for name in layer} | {"dt_limit": (0.0, 1.0)}
 
     def run(first: int, last: int, pool: Tensor, batch) -> Tensor:
-        tokens = {name: inputs[name][first:last] for name in sequences}
+        tokens: dict[str, Any] = {name: inputs[name][first:last] for name in sequences}
         chunks = planned(prompt_chunks, here(batch.rows), 32, None)
         return ssd.ssd_prompts(**tokens, **fixed, ssm_pool=pool, chunks=chunks)
 
@@ -189,11 +191,11 @@ def test_a_mixer_equals_torchs_at_prompts_and_at_decode(normed, gate_last):
     assert_near(y, plan(weights, tokens, conv, ssm), 2e-5)
     tokens = torch.randn(4, tokens.shape[1])
     slots = torch.cat((batch.write_slots, torch.zeros(2, dtype=torch.int64)))
-    for step in range(2):
+    for _ in range(2):
         y = mamba2.mamba2_step(
             here(weights), here(tokens), own_conv, own_ssm, here(slots), here(slots)
         )
         expected = torch_mamba2.mamba2_step(weights, tokens[:2], conv, ssm, slots[:2], slots[:2])
-        assert_near(y[:2], expected, 2e-5), step
+        assert_near(y[:2], expected, 2e-5)
     assert_pools_near(own_conv[1:], conv[1:], 2e-5)
     assert_pools_near(own_ssm[1:], ssm[1:], 2e-5)

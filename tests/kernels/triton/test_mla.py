@@ -46,10 +46,9 @@ def test_decode_matches_torchs_with_and_without_a_tree(queries, page_size, dtype
     tree = torch.rand(3, queries, queries) < 0.5
     tree |= torch.eye(queries, dtype=torch.bool)
     for mask in (None, tree):
-        arguments = (q, pool, tables, table_rows, lens)
-        out = mla_decode(*here(arguments), (), RANK, 0.2, here(mask))
-        expected = torch_mla_decode(*(a.float() if a.is_floating_point() else a for a in arguments),
-                                    kv_lens, RANK, 0.2, mask)  # fmt: skip
+        arguments = (tables, table_rows, lens)
+        out = mla_decode(here(q), here(pool), *here(arguments), (), RANK, 0.2, here(mask))
+        expected = torch_mla_decode(q.float(), pool.float(), *arguments, kv_lens, RANK, 0.2, mask)
         assert_near(out[:2], expected[:2], BOUND[dtype])
         assert not out[2].any()
 

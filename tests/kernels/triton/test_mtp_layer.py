@@ -40,10 +40,10 @@ def test_entries_hidden_states_and_drafts_are_torchs(name: str, tmp_path: Path) 
     for row, other in zip(rows, others, strict=True):
         expected = entries_in(reference.pages, row.pages, row.computed)
         assert_near(entries_in(driver.pages, other.pages, other.computed), expected, 1e-4)
-    before, own = hidden_of(reference, rows), hidden_of(driver, others)
-    assert_near(own, before, 1e-4)
+    before, hidden = hidden_of(reference, rows), hidden_of(driver, others)
+    assert_near(hidden, before, 1e-4)
     for depth in range(2):
         newest = [rng.randrange(3, 320) for _ in rows]
         expected, before = draft(reference, rows, newest, depth, before)
-        found, own = draft(driver, others, newest, depth, own)
+        found, hidden = draft(driver, others, newest, depth, hidden)
         assert_near(found, expected, 1e-4)
