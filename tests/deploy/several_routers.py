@@ -69,7 +69,8 @@ class Load:
     async def _ask(
         self, http: httpx.AsyncClient, urls: Sequence[str], turn: int, prompt: list[int]
     ) -> list[int]:
-        for url in itertools.cycle(urls[turn % len(urls) :] + urls[: turn % len(urls)]):
+        first = turn % len(urls)
+        for url in itertools.cycle([*urls[first:], *urls[:first]]):
             found = await self._try(http, url, prompt)
             if found is not None:
                 return found

@@ -52,12 +52,18 @@ class SomeRay:
     def join(self, host: str, *options: str) -> None:
         self.start(host, "--address", self.address, *options)
 
+    def kill_all(self) -> None:
+        """Kill all nodes, those that joined last first."""
+        for host in reversed(self.processes):
+            self.kill(host)
+
     def kill(self, host: str) -> None:
         """Kill all processes of a node at once. Idempotent."""
         process = self.processes[host]
         if process.poll() is not None:
             return
-        ours = [process, *psutil.Process(process.pid).children(recursive=True)]
+        ours: list[subprocess.Popen[bytes] | psutil.Process] = [process]
+        ours += psutil.Process(process.pid).children(recursive=True)
         for each in ours:
             try:
                 each.send_signal(signal.SIGKILL)
@@ -75,7 +81,7 @@ def some_ray(folder: Path, head: str, *options: str) -> Iterator[SomeRay]:
         port = probe.getsockname()[1]
     ray = SomeRay(f"{head}:{port}", token)
     with ExitStack() as stack:
-        stack.callback(lambda: [ray.kill(host) for host in reversed(ray.processes)])
+        stack.callback(ray.kill_all)
         ray.start(head, "--head", "--port", str(port), "--include-dashboard", "false", *options)
         until = time.monotonic() + DEADLINE_S
         while not _listens(head, port):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from kit.narrowing import present
 
 from baton.cli.main import baton
 from baton.core.role import Role
@@ -118,7 +119,7 @@ def test_a_cluster_takes_its_certificates_from_there(folder: Path) -> None:
     with ExitStack() as held:
         wiring = Wiring.resolve_options(config, held)
         wiring.issue(Member(Role.DECODE, 0))
-    router = Credentials(wiring.router().credentials)
+    router = Credentials(present(wiring.router().credentials))
     worker = wiring.worker(Member(Role.DECODE, 0)).credentials
     assert worker is not None
     assert router.identity.cluster == Credentials(worker).identity.cluster == "here"

@@ -13,8 +13,12 @@ import anthropic
 import httpx
 import openai
 import pytest
+from anthropic.types import TextBlock, ToolUseBlock
 from deploy.test_without_ray import cluster
 from deploy.tiny_worker import DEADLINE_S
+from kit.narrowing import of_type, present
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from openai.types.responses import ResponseFunctionToolCall
 
 TURNS = 20
 TEMPLATE = (
@@ -88,15 +92,17 @@ async def test_an_agent_calls_tools_for_twenty_turns_over_chat_completions(chatt
             else:
                 choice = (await each.openai.chat.completions.create(**given)).choices[0]
             assert choice.finish_reason == "tool_calls"
-            (call,) = choice.message.tool_calls
+            (made,) = present(choice.message.tool_calls)
+            call = of_type(ChatCompletionMessageFunctionToolCall, made)
             check(json.loads(call.function.arguments))
             messages.append(choice.message.model_dump(exclude_none=True, exclude={"parsed"}))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(turn)})
         last = await each.openai.chat.completions.create(
             model="model", messages=messages, max_tokens=4, tools=given["tools"]
         )
-    assert last.usage.prompt_tokens > TURNS * 30
-    assert last.usage.prompt_tokens_details.cached_tokens > 0
+    usage = present(last.usage)
+    assert usage.prompt_tokens > TURNS * 30
+    assert present(present(usage.prompt_tokens_details).cached_tokens) > 0
 
 
 async def test_an_agent_calls_tools_for_twenty_turns_over_responses(chatty: Path) -> None:
@@ -113,7 +119,8 @@ async def test_an_agent_calls_tools_for_twenty_turns_over_responses(chatty: Path
                     reply = await stream.get_final_response()
             else:
                 reply = await each.openai.responses.create(**given)
-            (call,) = reply.output
+            (made,) = reply.output
+            call = of_type(ResponseFunctionToolCall, made)
             check(json.loads(call.arguments))
             items.append(call.model_dump(exclude_none=True, exclude={"parsed_arguments"}))
             items.append(
@@ -122,8 +129,9 @@ async def test_an_agent_calls_tools_for_twenty_turns_over_responses(chatty: Path
         last = await each.openai.responses.create(
             model="model", input=items, tools=[tool], max_output_tokens=4
         )
-    assert last.usage.input_tokens > TURNS * 30
-    assert last.usage.input_tokens_details.cached_tokens > 0
+    usage = present(last.usage)
+    assert usage.input_tokens > TURNS * 30
+    assert usage.input_tokens_details.cached_tokens > 0
 
 
 async def test_an_agent_calls_tools_for_twenty_turns_over_messages(chatty: Path) -> None:
@@ -141,7 +149,8 @@ async def test_an_agent_calls_tools_for_twenty_turns_over_messages(chatty: Path)
             else:
                 reply = await each.anthropic.messages.create(**given)
             assert reply.stop_reason == "tool_use"
-            (call,) = reply.content
+            (made,) = reply.content
+            call = of_type(ToolUseBlock, made)
             check(call.input)
             result = {"type": "tool_result", "tool_use_id": call.id, "content": str(turn)}
             messages.append({"role": "assistant", "content": reply.content})
@@ -152,9 +161,9 @@ async def test_an_agent_calls_tools_for_twenty_turns_over_messages(chatty: Path)
         last = await each.anthropic.messages.create(
             model="model", messages=messages, tools=[tool], max_tokens=4
         )
-    usage = last.usage
-    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
-    assert usage.cache_read_input_tokens > 0
+    hit = present(last.usage.cache_read_input_tokens)
+    assert counted.input_tokens == last.usage.input_tokens + hit
+    assert hit > 0
 
 
 async def test_every_api_gives_the_same_greedy_answer(chatty: Path) -> None:
@@ -175,9 +184,10 @@ async def test_every_api_gives_the_same_greedy_answer(chatty: Path) -> None:
         message = await each.anthropic.messages.create(
             model="model", messages=HELLO, max_tokens=12, extra_body={"temperature": 0}
         )
-        assert "".join(block.text for block in message.content) == text
+        assert "".join(of_type(TextBlock, block).text for block in message.content) == text
         tokens = (await each.http.post("/tokenize", json={"messages": HELLO})).json()
-        assert tokens["count"] == chat.usage.prompt_tokens == reply.usage.input_tokens
+        assert tokens["count"] == present(chat.usage).prompt_tokens
+        assert tokens["count"] == present(reply.usage).input_tokens
         legacy = await each.openai.completions.create(
             model="model", prompt=tokens["tokens"], max_tokens=12, temperature=0, best_of=2
         )
@@ -199,10 +209,11 @@ async def test_formats_and_parallel_calls_are_what_was_asked_for(chatty: Path) -
             if choice.finish_reason == "length":
                 continue
             if choice.message.tool_calls:
-                for call in choice.message.tool_calls:
+                for made in choice.message.tool_calls:
+                    call = of_type(ChatCompletionMessageFunctionToolCall, made)
                     check(json.loads(call.function.arguments))
             else:
-                assert json.loads(choice.message.content).keys() == {"ok"}
+                assert json.loads(present(choice.message.content)).keys() == {"ok"}
         text: Any = {"format": {"type": "json_schema", "name": "x", "schema": FORM}}
         reply = await each.openai.responses.create(model="model", input="add!", text=text)
         assert json.loads(reply.output_text).keys() == {"ok"}
@@ -210,4 +221,4 @@ async def test_formats_and_parallel_calls_are_what_was_asked_for(chatty: Path) -
         message = await each.anthropic.messages.create(
             model="model", messages=HELLO, max_tokens=99, extra_body={"output_config": config}
         )
-        assert json.loads(message.content[0].text).keys() == {"ok"}
+        assert json.loads(of_type(TextBlock, message.content[0]).text).keys() == {"ok"}

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import click
+from kit.narrowing import of_type
 from ray.scripts.scripts import start as ray_start
 
 from baton.deploy.commands.router import router
@@ -37,7 +38,7 @@ RAYS = rows("| from | to | option of `ray start` | default |")
 def ports_of(command: click.Command) -> dict[str, int]:
     """Return the defaults of a command's options that name a port of its own."""
     return {
-        option.opts[0]: int(option.default)
+        option.opts[0]: of_type(int, option.default)
         for option in command.params
         if isinstance(option, click.Option)
         and isinstance(option.type, click.IntRange)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -16,6 +16,7 @@ import ray
 from certificates import folder_of
 from deploy.probe import Found, Probe, RouterProbe
 from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
+from kit.polling import wait_until
 
 from baton.core.role import Role
 from baton.core.supervised import ProcessSupervisor
@@ -26,6 +27,7 @@ from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.capacity import Wish, choose_nodes
 from baton.deploy.cluster.control_relay import start_relay
+from baton.deploy.cluster.host import WorkerServed
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.renewal import renewing
 from baton.deploy.cluster.router_arrival import RouterArrival, files_of
@@ -82,7 +84,9 @@ class Maker:
         config = WorkerConfig(name, Role.DECODE, EngineConfig(Path("m"), tickets=1),
                               credentials=certificate(name))  # fmt: skip
         travel = Travel(CredentialFiles.read(certificate(name)), interface)
-        handle = WorkerHandle(Probe, config, demand, Arrival(MADE, travel), near)
+        handle = WorkerHandle(
+            cast(type[WorkerServed], Probe), config, demand, Arrival(MADE, travel), near
+        )
         self._ended.callback(handle.end)
         return handle
 
@@ -203,9 +207,8 @@ def test_a_changed_certificate_reaches_each_of_its_lives(made: Maker, tmp_path: 
     with renewing(lambda: {handle: lambda: CredentialFiles.read(here)}, ProcessSupervisor()):
         until(lambda: arrived(first) == CredentialFiles.read(here))
         os.kill(first.pid, signal.SIGKILL)
-        again: list[Found] = []
-        until(lambda: (life := later(handle, first)) and not again.append(life))
-        until(lambda: arrived(again[0]) == CredentialFiles.read(here))
+        again = wait_until(lambda: later(handle, first))
+        until(lambda: arrived(again) == CredentialFiles.read(here))
 
 
 def arrived(life: Found) -> CredentialFiles:
@@ -218,7 +221,7 @@ def test_each_life_has_a_later_incarnation_whatever_the_clock_says(made: Maker) 
     lives = [found(handle)]
     for _ in range(2):
         os.kill(lives[-1].pid, signal.SIGKILL)
-        until(lambda: (again := later(handle, lives[-1])) and not lives.append(again))
+        lives.append(wait_until(lambda: later(handle, lives[-1])))
     assert [life.incarnation for life in lives] == [MADE, MADE + 1, MADE + 2]
 
 
@@ -342,10 +345,9 @@ def test_a_worker_of_a_lost_node_returns_on_another_at_its_address(
     first = found(handle)
     assert first.host == OTHER
     two_nodes.kill(OTHER)
-    again: list[Found] = []
-    until(lambda: (life := later(handle, first)) and not again.append(life))
-    assert (again[0].host, again[0].incarnation) == (HEAD, MADE + 1)
-    assert again[0].files[KEY] == first.files[KEY]
+    again = wait_until(lambda: later(handle, first))
+    assert (again.host, again.incarnation) == (HEAD, MADE + 1)
+    assert again.files[KEY] == first.files[KEY]
     until(lambda: [node.address for node in living_nodes()] == [HEAD])
 
 

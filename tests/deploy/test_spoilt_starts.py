@@ -31,7 +31,8 @@ def test_one_without_a_process_waits_until_it_has_one() -> None:
 
 def test_a_disk_that_fills_again_and_again_starts_nothing_in_a_row() -> None:
     spoilt = SpoiltStarts()
-    away, now, starts = ["decode-0"], 0.0, []
+    away, now = ["decode-0"], 0.0
+    starts: list[float] = []
     while len(starts) < 12:
         spoilt.look(away, away, now, full=True)
         if spoilt.look(away, away, now, full=False):

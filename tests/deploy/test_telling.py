@@ -3,6 +3,7 @@ timings."""
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -394,7 +395,9 @@ def test_status_in_a_pipe_is_as_wide_as_what_it_says(
 def test_watching_goes_on_when_the_router_is_away_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = iter([_info(1), NotRunning("no router answers"), _info(2), KeyboardInterrupt()])
+    looks: Iterator[dict[str, Any] | BaseException] = iter(
+        [_info(1), NotRunning("no router answers"), _info(2), KeyboardInterrupt()]
+    )
 
     def look(_: RouterClient) -> dict[str, Any]:
         seen = next(looks)

@@ -152,17 +152,15 @@ async def test_a_salt_divides_what_is_shared(
     ids = prompt(rng, 5 * GRID + 3)
     apart = scope is CacheScope.KEY
     async with tenants(tiny, tmp_path, scope) as cluster:
-        cached = [
-            (await cluster.ask(name, ids, **body))["cached"]
-            for name, body in (
-                ("ada", {}),
-                ("bob", {}),
-                ("ada", {"cache_salt": "s"}),
-                ("ada", {"extra_key": "s"}),
-                ("bob", {"cache_salt": "s"}),
-                ("bob", {"cache_salt": "t"}),
-            )
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("ada", {}),
+            ("bob", {}),
+            ("ada", {"cache_salt": "s"}),
+            ("ada", {"extra_key": "s"}),
+            ("bob", {"cache_salt": "s"}),
+            ("bob", {"cache_salt": "t"}),
         ]
+        cached = [(await cluster.ask(name, ids, **body))["cached"] for name, body in asked]
         hit = 5 * GRID
         assert cached == [0, 0 if apart else hit, 0, hit, 0 if apart else hit, 0]
 

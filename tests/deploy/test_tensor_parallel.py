@@ -276,7 +276,7 @@ def test_the_plan_has_the_buffers_for_peers_of_other_numbers_of_ranks(
     engine: EngineConfig,
 ) -> None:
     router = RouterConfig(engine.model)
-    options = {"prefill": 2, "decode_dp": 3, "state_return": StateReturn.OFF}
+    options: dict[str, Any] = {"prefill": 2, "decode_dp": 3, "state_return": StateReturn.OFF}
 
     def buffers(**more: Any) -> list[int]:
         """Bytes of each worker, the two of prefill first."""

@@ -138,10 +138,10 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
             assert await ask(cluster, prompts[0], 8, at=moved, routed_dp_rank=2) == right[0][:8]
             await asyncio.to_thread(ray.kill, OTHER)  # nowhere else is a CPU free
             watch = MemberWatch(cluster)
-            await until(lambda: "asks for 1 CPU" in watch.describe()["decode-2"]["lacks"],
+            await until(lambda: "asks for 1 CPU" in str(watch.describe()["decode-2"]["lacks"]),
                         watch.describe)  # fmt: skip
             told = watch.describe()
-            assert f"node {HEAD} has 5 CPU, 0 free" in told["decode-2"]["lacks"]
+            assert f"node {HEAD} has 5 CPU, 0 free" in str(told["decode-2"]["lacks"])
             assert told["decode-2"]["host_lost"] and told["decode-2"]["host"] == OTHER
             assert [name for name, view in told.items() if view["lacks"]] == ["decode-2"]
 

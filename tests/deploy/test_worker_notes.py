@@ -1,5 +1,6 @@
 """Words about workers that harm a cluster: in `baton status`, and where such a worker starts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_a_worker_that_only_its_own_host_reaches_says_so_at_its_start(
     config = WorkerConfig(
         "prefill-0",
         Role.PREFILL,
-        EngineConfig("model"),
+        EngineConfig(Path("model")),
         host=host,
         advertise_host=advertised,
         routers=(router,),

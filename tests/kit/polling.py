@@ -17,7 +17,7 @@ ASK_S = 0.05  # between two looks that ask another process
 
 
 async def until(
-    look: Callable[[], T], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
+    look: Callable[[], T | None], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
 ) -> T:
     """Look on the event loop's thread until `look` returns something true, and return that.
 
@@ -31,7 +31,7 @@ async def until(
 
 
 async def until_asked(
-    ask: Callable[[], T], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
+    ask: Callable[[], T | None], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
 ) -> T:
     """Do as `until` does with a question that blocks: on another thread, so that the tasks of this
     one go on meanwhile.
@@ -44,7 +44,7 @@ async def until_asked(
 
 
 def wait_until(
-    ask: Callable[[], T], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
+    ask: Callable[[], T | None], what: Callable[[], object] = str, deadline_s: float = DEADLINE_S
 ) -> T:
     """Do as `until` does in a test without an event loop: the thread sleeps between two looks."""
     ends = time.monotonic() + deadline_s
