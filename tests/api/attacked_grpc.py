@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +14,7 @@ from baton.api.access.client_limits import ClientLimits, Refusal
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_gate import KeyGate
 from baton.api.grpc.health import HealthServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.server.client_guard import ClientGuard
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
 from baton.core.supervised import ProcessSupervisor
@@ -97,7 +98,7 @@ async def serving(
     guard = ClientGuard(ClientLimits(**limits), metrics, connections, connections)
     inference = Inference()
     grpc_server = GrpcServer(
-        inference,
+        cast(InferenceServicer, inference),
         "127.0.0.1",
         0,
         ProcessSupervisor(),

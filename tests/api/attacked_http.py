@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from prometheus_client import CollectorRegistry
@@ -150,7 +150,7 @@ async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[
     given = ClientLimits(**limits)
     calls = CallLog("toy")
     guard = ClientGuard(given, metrics, given.connections, given.connections, calls)
-    app = RequestIds(server.app(), calls)
+    app = cast(Starlette, RequestIds(server.app(), calls))
     http = HttpServer(app, "127.0.0.1", 0, ProcessSupervisor(), tls, guard)
     await http.start()
     server.port, server.table = http.port, http._table

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_backend import FakeBackend
+from kit.narrowing import of_type
 
 from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import GenerateRequest, TokenEvent
@@ -86,7 +87,8 @@ async def test_the_end_waits_for_neither_tokens_nor_a_pause(end: Finished | ApiE
     await asyncio.sleep(0)
     other.put(token(1))
     other.put(token(2))
-    assert (await asyncio.wait_for(reader, WAIT_S)).first_index == 1  # then the pause begins
+    second = of_type(TokenEvent, await asyncio.wait_for(reader, WAIT_S))
+    assert second.first_index == 1  # then the pause begins
     reader = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     queue.put(token(1))

@@ -4,6 +4,7 @@ import openai
 import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
+from kit.narrowing import present
 
 from baton.api.backend import GenerateRequest
 from baton.core.logprobs import TokenLogprob
@@ -33,8 +34,10 @@ async def test_the_likeliest_of_all_answers_are_returned_best_first(
         )
     assert len(backend.seen) == 4
     assert [choice.index for choice in reply.choices] == [0, 1]
-    assert [choice.logprobs.token_logprobs[0] for choice in reply.choices] == [-1.0, -2.0]
-    assert reply.usage.completion_tokens == 4 * reply.usage.prompt_tokens
+    scores = [present(present(choice.logprobs).token_logprobs) for choice in reply.choices]
+    assert [of_choice[0] for of_choice in scores] == [-1.0, -2.0]
+    usage = present(reply.usage)
+    assert usage.completion_tokens == 4 * usage.prompt_tokens
 
 
 async def test_scores_that_were_not_asked_for_are_not_shown(

@@ -9,6 +9,8 @@ import openai
 import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
+from kit.narrowing import of_type, present
+from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam
 
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
@@ -21,7 +23,7 @@ TEMPLATE = (
     "{% endfor %};{% endfor %}"
     "{% if thinking is not defined or thinking %}<think>\n{% else %}<think></think>{% endif %}"
 )
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 TOOLS: Any = [
     {
         "type": "function",
@@ -49,8 +51,11 @@ async def test_a_reply_with_thoughts_and_calls(backend: FakeBackend, serve: Serv
     (choice,) = reply.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "I add."
-    assert choice.message.reasoning_content == "So 7."
-    calls = choice.message.tool_calls
+    assert present(choice.message.model_extra)["reasoning_content"] == "So 7."
+    calls = [
+        of_type(ChatCompletionMessageFunctionToolCall, call)
+        for call in present(choice.message.tool_calls)
+    ]
     assert [(c.type, c.function.name, json.loads(c.function.arguments)) for c in calls] == [
         ("function", "add", {"a": 7})
     ] * 2
@@ -74,9 +79,10 @@ async def test_a_streamed_one_comes_to_the_same(
     assert "".join(thoughts) == "So 7."
     assert "".join(choice.delta.content or "" for choice in choices) == "I add."
     first, *more = [call for choice in choices for call in choice.delta.tool_calls or []]
-    arguments = "".join(call.function.arguments or "" for call in [first, *more])
-    assert (first.index, first.function.name, arguments) == (0, "add", '{"a": 7}')
-    assert all((call.index, call.id, call.function.name) == (0, None, None) for call in more)
+    functions = [present(call.function) for call in (first, *more)]
+    assert "".join(function.arguments or "" for function in functions) == '{"a": 7}'
+    assert [function.name for function in functions] == ["add"] + [None] * len(more)
+    assert first.index == 0 and all((call.index, call.id) == (0, None) for call in more)
     assert bool(more) == (per_event < 500), "arguments come while they are written"
     assert choices[-1].finish_reason == "tool_calls"
 
@@ -84,6 +90,7 @@ async def test_a_streamed_one_comes_to_the_same(
 async def test_without_tools_their_marks_are_content(backend: FakeBackend, serve: Serve) -> None:
     backend.says = f"</think>{CALL}"
     async with connected(serve) as client:
+        more: Any
         for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             reply = await client.chat.completions.create(model="toy", messages=HELLO, **more)
             assert reply.choices[0].message.content == CALL
@@ -145,7 +152,7 @@ async def test_logprobs_come_with_calls_too(backend: FakeBackend, serve: Serve) 
         )
         chunks = [chunk async for chunk in stream]
     parts = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
-    entries = [e for part in parts for e in part.content]
+    entries: list[object] = [e for part in parts for e in part.content or ()]
     entries += [e for part in parts for e in part.model_dump().get("reasoning_content", ())]
     ids = backend.tokenizer.encode(backend.says, add_special_tokens=False)
     assert len(entries) == len(ids)

@@ -50,7 +50,8 @@ async def test_null_and_absent_contents_are_empty(name: str, make: MakeModel) ->
     told = [USER, call({}, content=""), RESULT | {"content": ""}]
     ids = model.expected(told, TOOLS)
     with model.prompts() as prompts:
-        for content in ({"content": None}, {"content": ""}, {"content": []}, {}):
+        contents: tuple[Json, ...] = ({"content": None}, {"content": ""}, {"content": []}, {})
+        for content in contents:
             result = {"role": "tool", "tool_call_id": "c"} | content
             body = {"messages": [USER, call("{}") | content, result], "tools": TOOLS}
             assert await prompts.ids(CHAT, body) == ids, content
@@ -72,7 +73,8 @@ async def test_an_answer_of_our_own_can_be_sent_back(make: MakeModel) -> None:
 async def test_no_calls_at_all_leave_the_text_of_a_turn(make: MakeModel) -> None:
     model = make(template_named("calls_hide_text"))
     with model.prompts() as prompts:
-        for calls in (None, []):
+        none: tuple[list[Json] | None, ...] = (None, [])
+        for calls in none:
             turn = {"role": "assistant", "content": "said", "tool_calls": calls}
             prompt = await prompts.text(CHAT, {"messages": [USER, turn, USER]})
             assert prompt == "<|user|>x<|end|><|assistant|>said<|end|><|user|>x<|end|><|assistant|>"
@@ -113,9 +115,8 @@ async def test_tools_of_the_other_apis_come_in_the_order_of_openais(make: MakeMo
         assert await prompts.ids(RESPONSES, body) == ids
 
 
-EMPTY_ARGUMENTS: list[Json] = [
-    {"arguments": value} for value in ("", " ", "null", None, "[]", "{}", {}, [])
-] + [{}]
+EMPTY: tuple[Any, ...] = ("", " ", "null", None, "[]", "{}", {}, [])
+EMPTY_ARGUMENTS: list[Json] = [*({"arguments": value} for value in EMPTY), {}]
 
 
 @pytest.mark.parametrize("given", EMPTY_ARGUMENTS, ids=str)

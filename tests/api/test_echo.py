@@ -137,11 +137,11 @@ async def test_a_prompt_that_is_cut_is_repeated_as_far_as_it_is_computed(
 async def test_prompts_are_scored_without_an_answer(
     tokenizer: Tokenizer, backend: FakeBackend, text: TextService, stream: bool
 ) -> None:
-    body = {"prompt": ["hello", PROMPT], "echo": True, "max_tokens": 0}
+    prompts = ["hello", PROMPT]
     async with connected(backend, text) as client:
-        choices = await completed(client, stream, **body)
-    assert [choice["text"] for choice in choices] == ["hello", PROMPT]
-    for choice, prompt in zip(choices, body["prompt"], strict=True):
+        choices = await completed(client, stream, prompt=prompts, echo=True, max_tokens=0)
+    assert [choice["text"] for choice in choices] == prompts
+    for choice, prompt in zip(choices, prompts, strict=True):
         check_tiled(choice, len(tokenizer.encode(prompt)))
         assert choice["logprobs"]["token_logprobs"][0] is None
 

@@ -147,12 +147,12 @@ def test_while_keys_have_requests_none_is_served_more_than_its_share(
     most = max(each.tokens for each in everyone)
     left = {key: [each for each in everyone if each.key == key] for key in SHARES}
     used = dict.fromkeys(SHARES, 0.0)
-    while (each := waits.pop(lambda each: True)) is not None:
+    while (served := waits.pop(lambda each: True)) is not None:
         busy = [key for key, mine in left.items() if mine]
-        assert each.key in busy
-        assert used[each.key] <= min(used[key] for key in busy) + 1e-6
-        left[each.key].remove(each)
-        used[each.key] += each.tokens / SHARES[each.key]
+        assert served.key in busy
+        assert used[served.key] <= min(used[key] for key in busy) + 1e-6
+        left[served.key].remove(served)
+        used[served.key] += served.tokens / SHARES[served.key]
         busy = [key for key, mine in left.items() if mine]
         assert all(abs(used[a] - used[b]) <= most for a in busy for b in busy)
     assert not any(left.values()) and not len(waits) and not waits.tokens

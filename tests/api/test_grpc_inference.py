@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -31,11 +32,11 @@ async def stub(
     await server.stop(None)
 
 
-def request(**fields: object) -> inference_pb2.GenerateRequest:
+def request(**fields: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(**fields)
 
 
-def options(**fields: object) -> common_pb2.SamplingParams:
+def options(**fields: Any) -> common_pb2.SamplingParams:
     return common_pb2.SamplingParams(**fields)
 
 

@@ -2,10 +2,12 @@
 
 import socket
 import threading
+from typing import cast
 
 import pytest
 from api.attacked_grpc import Inference
 
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.server import grpc_server
 from baton.api.server.grpc_server import GrpcServer
 from baton.core.errors import ConfigError
@@ -13,7 +15,8 @@ from baton.core.supervised import ProcessSupervisor
 
 
 def made(port: int) -> GrpcServer:
-    return GrpcServer(Inference(), "127.0.0.1", port, ProcessSupervisor(), max_body_bytes=1 << 20)
+    inference = cast(InferenceServicer, Inference())
+    return GrpcServer(inference, "127.0.0.1", port, ProcessSupervisor(), max_body_bytes=1 << 20)
 
 
 async def test_a_port_that_is_taken_for_a_moment_is_waited_for(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.narrowing import present
 from kit.polling import until
 
 from baton.api.large.held_bytes import BodyFile, HeldBytes
@@ -75,7 +76,7 @@ async def test_a_job_whose_process_was_lost_is_refused_and_the_next_is_not(
 ) -> None:
     task = asyncio.create_task(large.encode(job(), 8 * LONG))
     await until(lambda: large._long._child is not None)
-    large._long._child.kill()
+    present(large._long._child).kill()
     with pytest.raises(ApiError, match="was lost") as caught:
         await task
     assert caught.value.code is ErrorCode.OVERLOADED

@@ -65,11 +65,12 @@ async def test_a_prompt_that_cannot_fit_is_refused_unread(
 async def test_a_long_prompt_that_is_to_be_cut_is_tokenised_whole(
     connect: Connect, backend: FakeBackend, text: TextService
 ) -> None:
-    body = {"prompt": "hello world " * 5000, "truncate_prompt_tokens": 7, "max_tokens": 1}
+    prompt = ("hello world " * 5000)[:15000]
     async with connect() as client:
         reply = await client.post(
-            "/v1/completions", json={**body, "prompt": body["prompt"][:15000]}
+            "/v1/completions",
+            json={"prompt": prompt, "truncate_prompt_tokens": 7, "max_tokens": 1},
         )
     assert reply.status_code == 200, reply.text
-    whole = text.tokenizer.encode(str(body["prompt"])[:15000])
+    whole = text.tokenizer.encode(prompt)
     assert backend.seen[0].prompt_ids == tuple(whole[-7:])

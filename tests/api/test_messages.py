@@ -9,8 +9,10 @@ import anthropic
 import fake_backend
 import httpx
 import pytest
+from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 from api.test_chat_tools import CALL, TEMPLATE
 from fake_backend import Connect, FakeBackend, Serve
+from kit.narrowing import of_type, present
 
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
@@ -60,14 +62,15 @@ async def test_a_conversation_is_answered_with_thoughts_text_and_calls(
             metadata={"user_id": "ada"},
         )  # fmt: skip
     thought, text, call = reply.content
-    assert (thought.type, thought.thinking) == ("thinking", "So 7.")
-    assert (text.type, text.text) == ("text", "I add.")
-    assert (call.type, call.name, call.input) == ("tool_use", "add", {"a": 7})
+    assert of_type(ThinkingBlock, thought).thinking == "So 7."
+    assert of_type(TextBlock, text).text == "I add."
+    use = of_type(ToolUseBlock, call)
+    assert (use.name, use.input) == ("add", {"a": 7})
     assert (reply.stop_reason, reply.stop_sequence, reply.role) == ("tool_use", None, "assistant")
     (asked,) = backend.seen
     assert asked.client_id == "ada"
     usage = reply.usage
-    assert usage.input_tokens + usage.cache_read_input_tokens == len(asked.prompt_ids)
+    assert usage.input_tokens + present(usage.cache_read_input_tokens) == len(asked.prompt_ids)
     assert usage.cache_read_input_tokens == 1
     prompt = backend.tokenizer.decode(asked.prompt_ids)
     assert prompt.startswith("[add]system:Be kind.;user:hello;")
@@ -110,13 +113,14 @@ async def test_the_events_come_in_anthropics_order_and_make_the_same_message(
         assert kinds == ["message_start", *block * 3, "message_delta", "message_stop"]
         async with client.messages.stream(
             model="toy", max_tokens=100, messages=HELLO, tools=TOOLS
-        ) as stream:
-            final = await stream.get_final_message()
+        ) as accumulated:
+            final = await accumulated.get_final_message()
         whole = await client.messages.create(
             model="toy", max_tokens=100, messages=HELLO, tools=TOOLS
         )
     assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
-    assert final.content[2].input == whole.content[2].input == {"a": 7}
+    for reply in (final, whole):
+        assert of_type(ToolUseBlock, reply.content[2]).input == {"a": 7}
     assert [b.text for b in final.content if b.type == "text"] == ["I add."]
     assert final.stop_reason == whole.stop_reason == "tool_use"
     assert final.usage.input_tokens == whole.usage.input_tokens
@@ -160,12 +164,14 @@ async def test_choices_of_tools_and_formats_reach_the_grammar(
     async with connected(serve) as client:
         create = client.messages.create
         common: Any = {"model": "toy", "max_tokens": 100, "messages": HELLO, "tools": TOOLS}
+        choice: Any
         for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
             reply = await create(**common, tool_choice=choice)
             thought, call = reply.content
-            assert (thought.type, thought.thinking) == ("thinking", "So.")
-            assert (call.type, call.name, call.input) == ("tool_use", "add", {"a": 7})
-        one = {"type": "any", "disable_parallel_tool_use": True}
+            assert of_type(ThinkingBlock, thought).thinking == "So."
+            use = of_type(ToolUseBlock, call)
+            assert (use.name, use.input) == ("add", {"a": 7})
+        one: Any = {"type": "any", "disable_parallel_tool_use": True}
         await create(**common, tool_choice=one)
         backend.says = "Well."
         reply = await create(**common, tool_choice={"type": "none"}, thinking=OFF)
@@ -175,8 +181,9 @@ async def test_choices_of_tools_and_formats_reach_the_grammar(
         await create(model="toy", max_tokens=19, messages=HELLO, extra_body={"output_config": form})
     grammars = [request.sampling.grammar for request in backend.seen]
     assert [grammar is not None for grammar in grammars] == [True, True, True, False, True]
-    assert '"maxItems": 1' in grammars[2].text and "maxItems" not in grammars[0].text
-    assert '%json {"type": "object"' in grammars[4].text
+    assert '"maxItems": 1' in present(grammars[2]).text
+    assert "maxItems" not in present(grammars[0]).text
+    assert '%json {"type": "object"' in present(grammars[4]).text
 
 
 @pytest.mark.parametrize(

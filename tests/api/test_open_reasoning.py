@@ -7,6 +7,7 @@ import fake_backend
 import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
+from openai import AsyncStream
 
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
@@ -77,14 +78,15 @@ async def answered(
         made = await client.chat.completions.create(
             model="toy", messages=messages, stream=stream, extra_body=more
         )
-        if stream:
+        if isinstance(made, AsyncStream):
             deltas = [c.choices[0].delta.model_dump() async for c in made if c.choices]
         else:
             deltas = [made.choices[0].message.model_dump()]
-    return tuple(
+    reasoning, content = (
         "".join(delta.get(name) or "" for delta in deltas)
         for name in ("reasoning_content", "content")
-    )  # type: ignore[return-value]
+    )
+    return reasoning, content
 
 
 @pytest.mark.parametrize("stream", [False, True])

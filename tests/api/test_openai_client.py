@@ -7,13 +7,16 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 from fake_backend import FakeBackend, Serve
+from kit.narrowing import present
+from openai import AsyncStream
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionPredictionContentParam
 
 from baton.core.drafts import NO_DRAFTS, DraftCount, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 SAYS = "naïve café 日本語 😀 done"
 
 
@@ -37,9 +40,10 @@ async def test_a_chat_is_answered_whole(backend: FakeBackend, serve: Serve) -> N
     (asked,) = backend.seen
     prompt = backend.tokenizer.decode(asked.prompt_ids, skip_special_tokens=False)
     assert prompt == "<s><|user|>hello<|end|><|assistant|>"
-    assert reply.usage.prompt_tokens == len(asked.prompt_ids)
-    assert reply.usage.prompt_tokens_details.cached_tokens == 1
-    assert reply.timings["ttft_us"] == 7
+    usage = present(reply.usage)
+    assert usage.prompt_tokens == len(asked.prompt_ids)
+    assert present(usage.prompt_tokens_details).cached_tokens == 1
+    assert present(reply.model_extra)["timings"]["ttft_us"] == 7
 
 
 async def test_a_streamed_chat_is_the_whole_chat_in_pieces(
@@ -62,11 +66,16 @@ async def test_a_streamed_chat_is_the_whole_chat_in_pieces(
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert all(chunk.usage is None for chunk in with_choice)
     assert last.choices == []
-    assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
-    assert last.timings["ttft_us"] == 7
+    usage = present(last.usage)
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert present(last.model_extra)["timings"]["ttft_us"] == 7
 
 
-PREDICTED = {"type": "content", "content": SAYS}
+PREDICTED: ChatCompletionPredictionContentParam = {"type": "content", "content": SAYS}
+IN_PARTS: ChatCompletionPredictionContentParam = {
+    "type": "content",
+    "content": [{"type": "text", "text": SAYS[:5]}, {"type": "text", "text": SAYS[5:]}],
+}
 
 
 async def test_a_prediction_goes_along_and_its_tokens_are_counted(
@@ -75,13 +84,10 @@ async def test_a_prediction_goes_along_and_its_tokens_are_counted(
     backend.says = SAYS
     counts = DraftCount("ngram", 7, 1), DraftCount("prediction", 5, 3)
     backend.drafts = DraftUsage(4, counts)
-    parts = [{"type": "text", "text": SAYS[:5]}, {"type": "text", "text": SAYS[5:]}]
     async with connected(serve) as client:
         chat = client.chat.completions
         one = await chat.create(model="toy", messages=HELLO, prediction=PREDICTED)
-        two = await chat.create(
-            model="toy", messages=HELLO, n=2, prediction=PREDICTED | {"content": parts}
-        )
+        two = await chat.create(model="toy", messages=HELLO, n=2, prediction=IN_PARTS)
         stream = await chat.create(
             model="toy",
             messages=HELLO,
@@ -95,10 +101,10 @@ async def test_a_prediction_goes_along_and_its_tokens_are_counted(
         off = await chat.create(model="toy", messages=HELLO, prediction=PREDICTED)
     ids = tuple(backend.tokenizer.encode(SAYS, add_special_tokens=False))
     assert [asked.prediction_ids for asked in backend.seen] == [ids] * 4 + [(), ids]
-    assert none.usage.completion_tokens_details is None
+    assert present(none.usage).completion_tokens_details is None
     found = []
     for usage in (one.usage, two.usage, last.usage, off.usage):
-        details = usage.completion_tokens_details
+        details = present(present(usage).completion_tokens_details)
         found.append((details.accepted_prediction_tokens, details.rejected_prediction_tokens))
     assert found == [(3, 2), (6, 4), (3, 2), (0, 0)]
 
@@ -178,8 +184,8 @@ async def test_several_answers_to_several_prompts_keep_their_order_and_differ_in
     assert seeds[0] != seeds[1]
     assert len({request.request_id for request in backend.seen}) == 8
     answered = sum(len(backend.seen[i].prompt_ids) for i in (0, 2))
-    assert reply.usage.prompt_tokens == answered
-    assert reply.usage.completion_tokens == 2 * answered
+    usage = present(reply.usage)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (answered, 2 * answered)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,16 +196,17 @@ async def test_echo_with_logprobs_scores_the_prompt_and_the_answer(
         made = await client.completions.create(
             model="toy", prompt="hello world", echo=True, logprobs=2, max_tokens=50, stream=stream
         )
-        replies = [chunk async for chunk in made] if stream else [made]
+        replies = [r async for r in made] if isinstance(made, AsyncStream) else [made]
     choices = [reply.choices[0] for reply in replies]
     assert "".join(choice.text for choice in choices) == "hello worldhello world"
-    tokens = [token for choice in choices for token in choice.logprobs.tokens]
+    scores = [present(choice.logprobs) for choice in choices]
+    tokens = [token for each in scores for token in each.tokens or ()]
     assert "".join(tokens) == "hello worldhello world"
-    offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+    offsets = [offset for each in scores for offset in each.text_offset or ()]
     assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
-    logprobs = [p for choice in choices for p in choice.logprobs.token_logprobs]
+    logprobs = [p for each in scores for p in each.token_logprobs or ()]
     assert logprobs == [None] + [-1.0] * (len(tokens) - 1)
-    tops = [top for choice in choices for top in choice.logprobs.top_logprobs]
+    tops = [top for each in scores for top in each.top_logprobs or ()]
     assert tops[0] is None
     assert tops[1][tokens[1]] == -1.0
     assert sorted(tops[1].values()) == [-2.0, -1.0]
@@ -213,7 +220,7 @@ async def test_scoring_alone_answers_with_the_prompt(
         made = await client.completions.create(
             model="toy", prompt="hello", echo=True, logprobs=0, max_tokens=0, stream=stream
         )
-        replies = [chunk async for chunk in made] if stream else [made]
+        replies = [r async for r in made] if isinstance(made, AsyncStream) else [made]
     assert "".join(reply.choices[0].text for reply in replies) == "hello"
     assert replies[-1].choices[0].finish_reason == "length"
 
@@ -233,10 +240,10 @@ async def test_chat_logprobs_give_the_exact_bytes_of_partial_characters(
             entry
             async for chunk in stream
             if chunk.choices[0].logprobs
-            for entry in chunk.choices[0].logprobs.content
+            for entry in chunk.choices[0].logprobs.content or ()
         ]
-    entries = reply.choices[0].logprobs.content
-    assert b"".join(bytes(entry.bytes) for entry in entries) == "😀é".encode()
+    entries = present(present(reply.choices[0].logprobs).content)
+    assert b"".join(bytes(present(entry.bytes)) for entry in entries) == "😀é".encode()
     assert entries == streamed
     assert [e.top_logprobs[0].token for e in entries] == [e.token for e in entries]
 

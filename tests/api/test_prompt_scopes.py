@@ -15,7 +15,7 @@ from baton.api.access.key_gate import KeyGate
 from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.api.anthropic.body import MessagesBody
 from baton.api.backend import ModelInfo
-from baton.api.body import Body
+from baton.api.body import RequestBody
 from baton.api.fields.request_fields import UnknownFields
 from baton.api.http import make_app
 from baton.api.large.held_bytes import BodyFile
@@ -100,7 +100,7 @@ async def test_another_key_or_salt_finds_nothing(
                     assert (counting.characters > len(LONG)) != known, (salt, known)
 
 
-KINDS: list[tuple[type[Body], str]] = [
+KINDS: list[tuple[type[RequestBody], str]] = [
     (ChatBody, "/v1/chat/completions"),
     (ResponsesBody, "/v1/responses"),
     (MessagesBody, "/v1/messages"),
@@ -109,7 +109,7 @@ KINDS: list[tuple[type[Body], str]] = [
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
 async def test_a_large_body_is_its_keys_too(
-    kind: type[Body], path: str, service: TextService, counting: CountingTokenizer
+    kind: type[RequestBody], path: str, service: TextService, counting: CountingTokenizer
 ) -> None:
     models = [ModelInfo("toy", 1 << 20, counting.vocab_size)]
     data = json.dumps(body_for(path)).encode()

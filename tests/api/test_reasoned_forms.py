@@ -8,6 +8,7 @@ import pytest
 from api.test_open_reasoning import CLOSES, FREE, OPENS
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
+from openai import AsyncStream
 
 from baton.api.text_service import TextService
 from baton.core.grammar import Grammar
@@ -78,7 +79,7 @@ async def asked(
         made = await client.chat.completions.create(
             model="toy", messages=HELLO, stream=stream, extra_body=more
         )
-        if stream:
+        if isinstance(made, AsyncStream):
             deltas = [c.choices[0].delta.model_dump() async for c in made if c.choices]
         else:
             deltas = [made.choices[0].message.model_dump()]

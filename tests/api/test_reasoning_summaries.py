@@ -11,6 +11,8 @@ import openai
 import pytest
 from api.test_openai_client import connected
 from fake_backend import Connect, FakeBackend, Serve
+from kit.narrowing import of_type, present
+from openai.types.responses import ResponseCompletedEvent, ResponseReasoningItem
 from prompt_model import RESPONSES, Model, made_model, template_named
 
 from baton.api.text_service import TextService
@@ -18,7 +20,7 @@ from baton.text.tokenizer import Tokenizer
 
 SAID = "<think>So it is.</think>Fine."
 ASKED = ({"summary": "auto"}, {"summary": "detailed"}, {"generate_summary": "concise"})
-UNASKED = (None, {}, {"summary": None}, {"summary": "none"}, {"effort": "high"})
+UNASKED: tuple[Any, ...] = (None, {}, {"summary": None}, {"summary": "none"}, {"effort": "high"})
 
 
 @pytest.fixture
@@ -50,29 +52,31 @@ async def test_reasoning_is_the_summary_whole_and_in_a_stream(
             model="toy", input="hi", reasoning=reasoning, stream=True
         )
         events = [event async for event in stream]
-    for reply in (whole, events[-1].response):
-        thought, message = reply.output
+    final = of_type(ResponseCompletedEvent, events[-1]).response
+    for reply in (whole, final):
+        thought = of_type(ResponseReasoningItem, reply.output[0])
         assert [(part.type, part.text) for part in thought.summary] == [
             ("summary_text", "So it is.")
         ]
-        assert thought.content[0].text == "So it is."
-        assert message.content[0].text == "Fine."
+        assert present(thought.content)[0].text == "So it is."
+        assert reply.output_text == "Fine." and len(reply.output) == 2
     about = [event for event in events if "reasoning_summary" in event.type]
     assert [kind for kind, _ in groupby(event.type for event in about)] == [
         f"response.reasoning_summary_{kind}"
         for kind in ("part.added", "text.delta", "text.done", "part.done")
     ]
-    assert {(e.item_id, e.output_index, e.summary_index) for e in about} == {
-        (events[-1].response.output[0].id, 0, 0)
+    fields = [event.model_dump() for event in about]
+    assert {(e["item_id"], e["output_index"], e["summary_index"]) for e in fields} == {
+        (final.output[0].id, 0, 0)
     }
-    assert (about[0].part.text, about[-1].part.text) == ("", "So it is.")
-    assert about[-2].text == "So it is."
-    assert "".join(e.delta for e in about if e.type.endswith("delta")) == "So it is."
+    assert (fields[0]["part"]["text"], fields[-1]["part"]["text"]) == ("", "So it is.")
+    assert fields[-2]["text"] == "So it is."
+    assert "".join(e["delta"] for e in fields if e["type"].endswith("delta")) == "So it is."
     assert [event.sequence_number for event in events] == list(range(len(events)))
     (done, _) = [e.item for e in events if e.type == "response.output_item.done"]
-    assert done == events[-1].response.output[0]
+    assert done == final.output[0]
     added = [e.item for e in events if e.type == "response.output_item.added"]
-    assert added[0].summary == []
+    assert of_type(ResponseReasoningItem, added[0]).summary == []
 
 
 @pytest.mark.parametrize("reasoning", UNASKED, ids=json.dumps)
@@ -86,7 +90,8 @@ async def test_there_is_no_summary_unasked(
             model="toy", input="hi", reasoning=reasoning, stream=True
         )
         events = [event async for event in stream]
-    assert whole.output[0].summary == events[-1].response.output[0].summary == []
+    for reply in (whole, of_type(ResponseCompletedEvent, events[-1]).response):
+        assert of_type(ResponseReasoningItem, reply.output[0]).summary == []
     assert not [event.type for event in events if "summary" in event.type]
 
 
@@ -99,7 +104,8 @@ async def test_an_answer_without_reasoning_has_no_summary(
             model="toy", input="hi", reasoning={"summary": "auto"}, stream=True
         )
         events = [event async for event in stream]
-    assert [item.type for item in events[-1].response.output] == ["message"]
+    final = of_type(ResponseCompletedEvent, events[-1]).response
+    assert [item.type for item in final.output] == ["message"]
     assert not [event.type for event in events if "summary" in event.type]
 
 

@@ -183,8 +183,8 @@ def body_of(place: FieldPlace, fields: dict[str, Any]) -> tuple[str, dict[str, A
             inner = {"response_format": form}
         case FieldPlace.STRUCTURED:
             forms = {"json", "choice", "grammar", "json_object", "structural_tag"}
-            only = {} if set(fields) <= forms else None
-            inner = {"structured_outputs": ({"regex": "a"} if only is None else {}) | fields}
+            added = {} if set(fields) <= forms else {"regex": "a"}
+            inner = {"structured_outputs": added | fields}
         case FieldPlace.PREDICTION:
             expected = {"type": "content", "content": "hello"} | fields
             chat = {"messages": EXAMPLES["messages"], "max_tokens": 2}

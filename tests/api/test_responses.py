@@ -11,7 +11,19 @@ import pytest
 from api.test_chat_tools import CALL, TEMPLATE
 from api.test_openai_client import connected
 from fake_backend import Connect, FakeBackend, Serve
-from openai.types.responses import Response
+from kit.narrowing import of_type, present
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseFailedEvent,
+    ResponseFormatTextJSONSchemaConfig,
+    ResponseFunctionToolCall,
+    ResponseIncompleteEvent,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseReasoningItem,
+)
 from pydantic import TypeAdapter
 
 from baton.api.text_service import TextService
@@ -55,17 +67,21 @@ async def test_a_string_is_answered_with_thoughts_text_and_calls(
             metadata={"a": "b"}, max_output_tokens=100,
         )  # fmt: skip
     assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
-    thought, message, call = reply.output
-    assert thought.content[0].text == "So 7."
-    assert message.content[0].text == reply.output_text == "I add."
+    thought = of_type(ResponseReasoningItem, reply.output[0])
+    message = of_type(ResponseOutputMessage, reply.output[1])
+    call = of_type(ResponseFunctionToolCall, reply.output[2])
+    assert present(thought.content)[0].text == "So 7."
+    assert of_type(ResponseOutputText, message.content[0]).text == reply.output_text == "I add."
     assert (call.name, json.loads(call.arguments)) == ("add", {"a": 7})
     assert call.call_id.startswith("call_") and call.id != call.call_id
-    assert {item.status for item in reply.output} == {"completed"}
-    assert (reply.status, reply.store, reply.metadata) == ("completed", False, {"a": "b"})
+    assert {thought.status, message.status, call.status} == {"completed"}
+    assert (reply.status, reply.metadata) == ("completed", {"a": "b"})
+    assert present(reply.model_extra)["store"] is False
     (asked,) = backend.seen
-    assert reply.usage.input_tokens == len(asked.prompt_ids)
-    assert reply.usage.input_tokens_details.cached_tokens == 1
-    assert reply.usage.total_tokens == reply.usage.input_tokens + reply.usage.output_tokens
+    usage = present(reply.usage)
+    assert usage.input_tokens == len(asked.prompt_ids)
+    assert usage.input_tokens_details.cached_tokens == 1
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
     prompt = backend.tokenizer.decode(asked.prompt_ids)
     assert prompt.startswith("[add]system:Be kind.;user:hello;")
     assert asked.sampling.max_tokens == 100
@@ -91,12 +107,12 @@ async def test_the_events_come_in_openais_order_and_make_the_same_reply(
     order = ["created", "in_progress", *thought, *text, *call, "completed"]
     assert once == [f"response.{kind}" for kind in order]
     said = "".join(e.delta for e in events if e.type == "response.output_text.delta")
-    final = events[-1].response
+    final = of_type(ResponseCompletedEvent, events[-1]).response
     assert said == final.output_text == "I add."
     done = [e.item for e in events if e.type == "response.output_item.done"]
     assert done == final.output
     assert [e.output_index for e in events if e.type == "response.output_item.added"] == [0, 1, 2]
-    assert events[0].response.output == []
+    assert of_type(ResponseCreatedEvent, events[0]).response.output == []
     assert {final.id} == {e.response.id for e in events if hasattr(e, "response")}
     TypeAdapter(Response).validate_python(final.model_dump())
 
@@ -111,7 +127,7 @@ async def test_the_clients_own_accumulator_reads_the_stream(
                 pass
             final = await stream.get_final_response()
     assert final.output_text == "Well."
-    assert final.output[-1].name == "add"
+    assert of_type(ResponseFunctionToolCall, final.output[-1]).name == "add"
 
 
 async def test_earlier_turns_come_back_as_items(backend: FakeBackend, serve: Serve) -> None:
@@ -146,7 +162,7 @@ async def test_a_format_and_a_forced_tool_reach_the_grammar(
         backend.says = "</think>{}"
         reply = await client.responses.create(model="toy", input="hello", text=form)
         assert reply.output_text == "{}"
-        assert reply.text.format.type == "json_schema"
+        assert of_type(ResponseFormatTextJSONSchemaConfig, present(reply.text).format)
         backend.says = 'So.</think>[{"name":"add","arguments":{"a":7}}]'
         named: Any = {"type": "function", "name": "add"}
         allowed: Any = {
@@ -166,9 +182,10 @@ async def test_a_format_and_a_forced_tool_reach_the_grammar(
     assert len(parts) > 3, "arguments come as they are written"
     (done,) = [e for e in found if e.type == "response.function_call_arguments.done"]
     assert "".join(parts) == done.arguments == '{"a":7}'
-    assert found[-1].response.output[1].status == "completed"
+    final = of_type(ResponseCompletedEvent, found[-1]).response
+    assert of_type(ResponseFunctionToolCall, final.output[1]).status == "completed"
     kinds = [request.sampling.grammar for request in backend.seen]
-    assert all(kinds) and '%json {"type": "object"' in kinds[0].text
+    assert all(kinds) and '%json {"type": "object"' in present(kinds[0]).text
 
 
 async def test_the_sampling_parameters_of_the_other_endpoints_work(
@@ -198,9 +215,10 @@ async def test_an_answer_that_was_cut_is_incomplete(backend: FakeBackend, serve:
             model="toy", input="hello", max_output_tokens=2, stream=True, extra_body=NO_THOUGHTS
         )
         last = [event async for event in stream][-1]
-    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert reply.output[0].status == "incomplete"
-    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+    assert reply.status == "incomplete"
+    assert present(reply.incomplete_details).reason == "max_output_tokens"
+    assert of_type(ResponseOutputMessage, reply.output[0]).status == "incomplete"
+    assert of_type(ResponseIncompleteEvent, last).response.status == "incomplete"
 
 
 async def test_log_probabilities_of_the_text(backend: FakeBackend, serve: Serve) -> None:
@@ -215,11 +233,12 @@ async def test_log_probabilities_of_the_text(backend: FakeBackend, serve: Serve)
             extra_body=NO_THOUGHTS,
         )  # fmt: skip
         events = [event async for event in stream]
-    entries = reply.output[0].content[0].logprobs
+    message = of_type(ResponseOutputMessage, reply.output[0])
+    entries = present(of_type(ResponseOutputText, message.content[0]).logprobs)
     assert b"".join(bytes(entry.bytes) for entry in entries) == "😀é".encode()
     assert [len(entry.top_logprobs) for entry in entries] == [1] * len(entries)
     deltas = [e for e in events if e.type == "response.output_text.delta"]
-    assert sum(len(event.logprobs) for event in deltas) == len(entries)
+    assert sum(len(present(event.logprobs)) for event in deltas) == len(entries)
 
 
 async def test_an_answer_that_fails_on_its_way_says_so_in_its_last_event(
@@ -232,9 +251,10 @@ async def test_an_answer_that_fails_on_its_way_says_so_in_its_last_event(
             model="toy", input="hello", stream=True, extra_body=NO_THOUGHTS
         )
         last = [event async for event in stream][-1]
-    assert last.type == "response.failed"
-    assert (last.response.status, last.response.error.code) == ("failed", "server_error")
-    assert last.response.error.message == "decode-1 was lost"
+    failed = of_type(ResponseFailedEvent, last).response
+    error = present(failed.error)
+    assert (failed.status, error.code) == ("failed", "server_error")
+    assert error.message == "decode-1 was lost"
 
 
 @pytest.mark.parametrize("stream", [False, True])

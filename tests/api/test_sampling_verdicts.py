@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ import toy_tokenizer
 from engine.engines import make_engine
 from engine.hash_model import VOCAB
 from fake_backend import Connect, FakeBackend
+from kit.narrowing import present
 from sampling_limits import WITHOUT_LIMITS, boundary_values, together_with
 
 from baton.api.backend import ModelInfo
@@ -85,26 +87,26 @@ async def verdicts(
 
         async def completions(name: str, value: object) -> bool | None:
             field = COMPLETIONS.get(name, name)
-            body = {"prompt": PROMPT, field: value} | together_with(name)
             if field is None or unsaid(name, value):
                 return None
+            body = {"prompt": PROMPT, field: value} | together_with(name)
             return await post("/v1/completions", body)
 
         async def chat(name: str, value: object) -> bool | None:
             field = CHAT.get(name, name)
-            body = {"messages": USER, "max_tokens": 9, "logprobs": True, field: value}
             if field is None or unsaid(name, value):
                 return None
+            body = {"messages": USER, "max_tokens": 9, "logprobs": True, field: value}
             return await post(CHAT_PATH, body | together_with(name))
 
         async def responses(name: str, value: object) -> bool | None:
             field = RESPONSES.get(name, name)
             if field is None or unsaid(name, value):
                 return None
-            more = {RESPONSES.get(key, key): each for key, each in together_with(name).items()}
-            return await post(
-                "/v1/responses", {"input": "hello", "max_output_tokens": 9, field: value} | more
-            )
+            body = {"input": "hello", "max_output_tokens": 9, field: value}
+            for key, each in together_with(name).items():
+                body[present(RESPONSES.get(key, key))] = each
+            return await post("/v1/responses", body)
 
         async def messages(name: str, value: object) -> bool | None:
             field = MESSAGES.get(name)
@@ -129,7 +131,8 @@ async def verdicts(
             if name == "seed" and isinstance(value, int) and -(2**63) <= value < 0:
                 value %= 2**64  # as the contract says
             try:
-                sampling = common_pb2.SamplingParams(**{name: value} | together_with(name))
+                fields: dict[str, Any] = {name: value} | together_with(name)
+                sampling = common_pb2.SamplingParams(**fields)
             except (TypeError, ValueError):  # no message can carry it
                 return False
             wanted = inference_pb2.GenerateRequest(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,7 @@ from baton.core.errors import ApiError
 MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
 PING = 'event: ping\ndata: {"type":"ping"}'
 COMMENT = ": ping"
-STREAMS = [
+STREAMS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": "x"}, COMMENT),
     ("/v1/chat/completions", MESSAGES, COMMENT),
     ("/v1/responses", {"input": "x"}, COMMENT),

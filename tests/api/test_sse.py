@@ -73,7 +73,7 @@ async def test_token_ids_come_beside_the_text_where_asked_for(
 
 
 async def test_every_chunk_of_a_stream_with_usage_has_the_field(serve: Serve) -> None:
-    body = {"prompt": "hello", "stream_options": {"include_usage": True}}
+    body: dict[str, object] = {"prompt": "hello", "stream_options": {"include_usage": True}}
     reply = await stream_of(serve, "/v1/completions", body)
     events = reply.text.split("\n\n")[:-2]
     usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events]

@@ -8,7 +8,9 @@ from typing import Any
 import anthropic
 import fake_backend
 import pytest
+from anthropic.types import TextBlock, ThinkingBlock
 from fake_backend import FakeBackend, Serve
+from kit.narrowing import of_type
 
 from baton.api.backend import GenerateRequest
 from baton.api.text_service import TextService
@@ -90,8 +92,8 @@ async def test_reasoning_beyond_its_budget_is_closed(
     for reply in (whole, streamed):
         thought, said = reply.content
         shown = tokenizer.decode(list(thoughts)).removeprefix("<think>")
-        assert (thought.type, thought.thinking) == ("thinking", shown.rstrip())
-        assert (said.type, said.text) == ("text", "Seven.")
+        assert of_type(ThinkingBlock, thought).thinking == shown.rstrip()
+        assert of_type(TextBlock, said).text == "Seven."
         assert reply.stop_reason == "end_turn"
         seven = len(tokenizer.encode("Seven."))
         assert reply.usage.output_tokens == 40 + len(close) + seven

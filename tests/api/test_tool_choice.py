@@ -9,6 +9,9 @@ import openai
 import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
+from kit.narrowing import of_type, present
+from openai import AsyncStream
+from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
 
 from baton.api.text_service import TextService
 from baton.core.grammar import Grammar
@@ -71,6 +74,15 @@ def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
     return True
 
 
+def calls_of(reply: ChatCompletion) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each call of the first answer."""
+    functions = [
+        of_type(ChatCompletionMessageFunctionToolCall, call).function
+        for call in reply.choices[0].message.tool_calls or ()
+    ]
+    return [(function.name, function.arguments) for function in functions]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("per_event", [1, 7, 500])
 async def test_required_calls_are_forced_and_read(
@@ -84,21 +96,21 @@ async def test_required_calls_are_forced_and_read(
         made = await client.chat.completions.create(
             model="toy", messages=HELLO, tools=TOOLS, tool_choice="required", stream=stream
         )
-        if stream:
+        if isinstance(made, AsyncStream):
             chunks = [chunk.choices[0] async for chunk in made]
             parts = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            calls = [part for part in parts if part.id is not None]
-            assert [call.index for call in calls] == [0, 1]
+            assert [part.index for part in parts if part.id is not None] == [0, 1]
+            calls = [("", ""), ("", "")]
             for part in parts:
-                if part.id is None:  # more of a call that has begun
-                    calls[part.index].function.arguments += part.function.arguments
+                (name, arguments), more = calls[part.index], present(part.function)
+                calls[part.index] = (name + (more.name or ""), arguments + (more.arguments or ""))
             assert (len(parts) > 20) == (per_event == 1), "arguments come as they are written"
             reason = chunks[-1].finish_reason
         else:
-            calls = made.choices[0].message.tool_calls
+            calls = calls_of(made)
             reason = made.choices[0].finish_reason
             assert made.choices[0].message.content is None
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [
         ("add", {"a": 7}),
         ("walk", {"v": 1, "next": {"v": 2}}),
     ]
@@ -127,7 +139,7 @@ async def test_a_named_tool_is_the_only_call(backend: FakeBackend, serve: Serve)
         reply = await client.chat.completions.create(
             model="toy", messages=HELLO, tools=TOOLS, tool_choice=named
         )
-    assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["add"]
+    assert [name for name, _ in calls_of(reply)] == ["add"]
     grammar = backend.seen[0].sampling.grammar
     assert grammar is not None
     assert accepts(backend.tokenizer, grammar, backend.says)
@@ -199,14 +211,15 @@ async def test_beside_a_response_format_an_answer_is_calls_or_follows_the_format
             made = await client.chat.completions.create(
                 model="toy", messages=HELLO, tools=TOOLS, response_format=FORM, stream=stream
             )
-            if stream:
+            if isinstance(made, AsyncStream):
                 deltas = [chunk.choices[0].delta async for chunk in made]
-                found = [each for delta in deltas for each in delta.tool_calls or []]
+                parts = [each for delta in deltas for each in delta.tool_calls or []]
+                found = [present(each.function).name for each in parts if each.id]
                 text = "".join(delta.content or "" for delta in deltas)
             else:
-                found = made.choices[0].message.tool_calls or []
+                found = [name for name, _ in calls_of(made)]
                 text = made.choices[0].message.content or ""
-            assert [each.function.name for each in found if each.id] == calls
+            assert found == calls
             assert text == content
     grammar = backend.seen[0].sampling.grammar
     assert grammar is not None
@@ -232,8 +245,7 @@ async def test_an_answer_that_was_cut_gives_what_there_is_of_its_calls(
         )
     (choice,) = reply.choices
     assert choice.finish_reason == "length"
-    calls = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls]
-    assert calls == [("stop", "{}"), ("add", '{"a":123456')]
+    assert calls_of(reply) == [("stop", "{}"), ("add", '{"a":123456')]
 
 
 @pytest.mark.parametrize(

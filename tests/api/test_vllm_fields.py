@@ -41,7 +41,7 @@ async def test_a_constraint_by_any_of_its_names(
 
 
 async def test_sampling_fields_arrive(connect: Connect, backend: FakeBackend) -> None:
-    given = {"logit_bias": {"5": 2.5, "3": -100, "4": 0}, "bad_words": ["a", "b c"]}
+    given: dict[str, Any] = {"logit_bias": {"5": 2.5, "3": -100, "4": 0}, "bad_words": ["a", "b c"]}
     given |= {"allowed_token_ids": [3, 5], "stop_regex": "[ab]+c"}
     async with connect() as client:
         for path, body in (

@@ -1,6 +1,7 @@
 """Token ids beyond the vocabulary, wherever a request may name one."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -32,17 +33,27 @@ SAMPLING = {
     "allowed_token_ids": lambda i: [5, i],
     "stop_token_ids": lambda i: [5, i],
 }
-for name, value in SAMPLING.items():
+
+
+def with_field(body: dict[str, Any], name: str, token: int) -> dict[str, Any]:
+    return body | {name: SAMPLING[name](token)}
+
+
+def native_with(name: str, token: int) -> dict[str, Any]:
+    return {"text": "x", "sampling_params": {name: SAMPLING[name](token)}}
+
+
+for name in SAMPLING:
     PLACES |= {
         f"completion-{name}": (
             "/v1/completions",
-            lambda i, n=name, v=value: COMPLETION | {n: v(i)},
+            partial(with_field, COMPLETION, name),
             name,
         ),
-        f"chat-{name}": ("/v1/chat/completions", lambda i, n=name, v=value: CHAT | {n: v(i)}, name),
+        f"chat-{name}": ("/v1/chat/completions", partial(with_field, CHAT, name), name),
         f"native-{name}": (
             "/generate",
-            lambda i, n=name, v=value: {"text": "x", "sampling_params": {n: v(i)}},
+            partial(native_with, name),
             f"sampling_params.{name}",
         ),
     }
