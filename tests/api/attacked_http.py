@@ -143,6 +143,11 @@ class Server:
         return reply.status_code
 
 
+def reading_of(writer: asyncio.StreamWriter) -> asyncio.ReadTransport:
+    """Return the connection as what pauses its reading, on uvloop too."""
+    return cast(asyncio.ReadTransport, writer.transport)
+
+
 @asynccontextmanager
 async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[Server]:
     server = Server()

@@ -4,8 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, serving
-from kit.narrowing import of_type
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, error_of, reading_of, serving
 from kit.polling import until
 
 from baton.api.access.client_limits import ClientLimits, Refusal
@@ -167,7 +166,7 @@ async def test_a_pipelining_client_that_leaves_ends_its_first_answer() -> None:
 async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() -> None:
     async with serving(write_s=SHORT_S) as server:
         reader, writer = await server.connect()
-        of_type(asyncio.Transport, writer.transport).pause_reading()
+        reading_of(writer).pause_reading()
         writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await server.health() == 200
         await asyncio.wait_for(server.gone.wait(), DEADLINE_S)
@@ -180,7 +179,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_others_are_served() ->
 async def test_an_answer_that_nobody_fetches_does_not_keep_a_closing_connection() -> None:
     async with serving(write_s=SHORT_S, idle_s=SHORT_S) as server:
         _, writer = await server.connect()
-        of_type(asyncio.Transport, writer.transport).pause_reading()
+        reading_of(writer).pause_reading()
         size = 32 << 20  # more than both kernels' buffers
         head = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
         writer.write(head % size + bytes(size))

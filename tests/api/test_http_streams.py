@@ -4,8 +4,7 @@ import asyncio
 import json
 
 import httpx
-from api.attacked_http import DEADLINE_S, GET, LINE, SHORT_S, serving
-from kit.narrowing import of_type
+from api.attacked_http import DEADLINE_S, GET, LINE, SHORT_S, reading_of, serving
 
 from baton.api.access.client_limits import Refusal
 
@@ -33,7 +32,7 @@ async def test_every_event_comes_once_and_the_connection_serves_the_next_request
 async def test_events_wait_for_a_slow_reader_who_is_cut_off_at_last() -> None:
     async with serving(write_s=SHORT_S) as server:
         reader, writer = await server.connect()
-        of_type(asyncio.Transport, writer.transport).pause_reading()
+        reading_of(writer).pause_reading()
         writer.write(asked(float("inf")))
         await asyncio.wait_for(server.gone.wait(), DEADLINE_S)
         assert server.refusals(Refusal.SLOW_READER) == 1
@@ -47,12 +46,12 @@ async def test_events_wait_for_a_slow_reader_who_is_cut_off_at_last() -> None:
 async def test_a_reader_who_pauses_gets_every_event() -> None:
     async with serving(write_s=DEADLINE_S) as server:
         reader, writer = await server.connect()
-        of_type(asyncio.Transport, writer.transport).pause_reading()
+        reading_of(writer).pause_reading()
         writer.write(asked(400))
         await asyncio.sleep(SHORT_S)
         made = server.events
         assert made < 400, "the server should have paused"
-        of_type(asyncio.Transport, writer.transport).resume_reading()
+        reading_of(writer).resume_reading()
         got = b""
         async with asyncio.timeout(DEADLINE_S):
             while not got.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, serving
+from api.attacked_http import DEADLINE_S, GET, POST, SHORT_S, WAIT, reading_of, serving
 from call_lines import Lines, kept_lines
-from kit.narrowing import of_type
 from kit.polling import until
 
 ID = b"X-Request-Id: mine\r\n"
@@ -105,7 +104,7 @@ async def test_a_connection_beyond_the_limit_leaves_a_line(lines: Lines) -> None
 async def test_a_reader_who_is_cut_off_is_the_reason_in_the_line(lines: Lines) -> None:
     async with serving(write_s=SHORT_S) as server:
         _, writer = await server.connect()
-        of_type(asyncio.Transport, writer.transport).pause_reading()
+        reading_of(writer).pause_reading()
         writer.write(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
         await asyncio.wait_for(server.gone.wait(), DEADLINE_S)
         await until(lambda: bool(lines.all()))
