@@ -1,5 +1,6 @@
-"""A matrix of 8-bit floats that products expand piece by piece, and several matrices as one."""
+"""Matrices of 8-bit floats that products expand piece by piece."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,3 +81,51 @@ class Fp8Weight:
         every = scales.repeat_interleave(self.group, 1)[:, :columns]
         exact = stored.contiguous().view(torch.float8_e4m3fn).float() * every
         return exact.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Fp8Experts:
+    """A matrix an expert, [E, O, K], of E4M3 floats, row by row as the native library's experts
+    have them. Their products have the bits of those of `dense`.
+
+    values: [E, O, K] uint8, no NaN
+    scales: [E, O, ceil(K / group)] float32
+    group:  inputs that share a scale, a multiple of GROUP
+    dtype:  of the products, to which values times scales are rounded
+    """
+
+    values: Tensor
+    scales: Tensor
+    group: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @staticmethod
+    def empty(
+        shape: Sequence[int], group: int, dtype: torch.dtype, device: torch.device
+    ) -> "Fp8Experts":
+        """Allocate matrices [E, O, K], for `put`."""
+        *leading, columns = shape
+        values = huge_pages.empty(shape, torch.uint8, device)
+        scales = huge_pages.empty((*leading, -(-columns // group)), torch.float32, device)
+        return Fp8Experts(values, scales, group, dtype)
+
+    def put(self, place: int | slice, values: Tensor, scales: Tensor) -> None:
+        """Set the matrices of some experts: values as float8_e4m3fn, scales as float32. On the meta
+        device: nothing.
+        """
+        if not self.values.is_meta:
+            self.values[place] = values.view(torch.uint8)
+            self.scales[place] = scales
+
+    def dense(self) -> Tensor:
+        """Return the matrices as [E, O, K], in the products' dtype."""
+        every = self.scales.repeat_interleave(self.group, 2)[..., : self.shape[2]]
+        return (self.values.view(torch.float8_e4m3fn).float() * every).to(self.dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels import huge_pages
-from baton.kernels.fp8_weight import Fp8Weight
+from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -144,6 +144,7 @@ class JoinedWeight:
 Weight = Tensor | Int8Weight
 Table = Weight | PackedWeight  # of rows that are looked up
 Matrix = Table | Fp8Weight | JoinedWeight  # of a product
+ExpertWeight = Weight | Fp8Experts  # one matrix an expert
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:

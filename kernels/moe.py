@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.elementwise import relu2, swiglu
-from baton.kernels.linear import Int8Weight, Weight, weight_parts
+from baton.kernels.fp8_weight import Fp8Experts
+from baton.kernels.linear import ExpertWeight, weight_parts
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -157,14 +158,19 @@ def _choices(native: Native, rows: int, top_k: int) -> tuple[Tensor, Tensor]:
 
 
 def experts_swiglu(
-    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
     """Implement `Kernels.experts_swiglu` in torch."""
     return _through_experts(x, weights, experts, w_in, w_out, swiglu)
 
 
 def experts_swiglu_native(
-    native: Native, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    native: Native,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_in: ExpertWeight,
+    w_out: ExpertWeight,
 ) -> Tensor:
     """Implement `Kernels.experts_swiglu` natively, for float32 x and rows of any size; bfloat16
     weights are multiplied as in linear_native. Each expert's weights are read once, whatever the
@@ -173,14 +179,19 @@ def experts_swiglu_native(
 
 
 def experts_relu2(
-    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
     """Implement `Kernels.experts_relu2` in torch."""
     return _through_experts(x, weights, experts, w_in, w_out, relu2)
 
 
 def experts_relu2_native(
-    native: Native, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    native: Native,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_in: ExpertWeight,
+    w_out: ExpertWeight,
 ) -> Tensor:
     """Implement `Kernels.experts_relu2` natively, as experts_swiglu_native does
     `Kernels.experts_swiglu`."""
@@ -192,14 +203,17 @@ def _experts_native(
     x: Tensor,
     weights: Tensor,
     experts: Tensor,
-    w_in: Weight,
-    w_out: Weight,
+    w_in: ExpertWeight,
+    w_out: ExpertWeight,
     gated: bool,
 ) -> Tensor:
     rows, top_k = experts.shape
     count, width, inner = w_out.shape
-    up, up_scale = weight_parts(w_in)
-    down, down_scale = weight_parts(w_out)
+    up, up_scale, up_group = _parts(w_in)
+    down, down_scale, down_group = _parts(w_out)
+    dtype = w_in.dtype
+    if w_out.dtype != dtype:
+        raise ValueError(f"experts of {dtype} and {w_out.dtype}: expected one dtype")
     gathered, activated = (native.empty(rows * top_k, -(-n // 32) * 32) for n in (width, inner))
     outer, y = native.empty(rows * top_k, width), native.empty(rows, width)
     order = native.empty(rows * top_k + 2 * count + 2, dtype=torch.int64)
@@ -217,27 +231,38 @@ def _experts_native(
         outer=outer,
         order=order,
         y=y,
+        up_group=up_group,
+        down_group=down_group,
         rows=rows,
         width=width,
         inner=inner,
         experts=count,
         top_k=top_k,
         x_stride=x.stride(0),
-        dtype=DTYPES[up.dtype],
+        dtype=DTYPES[dtype],
         gated=int(gated),
     )
     return y
+
+
+def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int]:
+    """Return the matrices as the library reads them, their scales, and the columns that share one:
+    0 where a whole row does, or where there are none.
+    """
+    if isinstance(weight, Fp8Experts):
+        return weight.values, weight.scales, weight.group
+    return *weight_parts(weight), 0
 
 
 def _through_experts(
     x: Tensor,
     weights: Tensor,
     experts: Tensor,
-    w_in: Weight,
-    w_out: Weight,
+    w_in: ExpertWeight,
+    w_out: ExpertWeight,
     activation: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    w_in, w_out = (w.dense() if isinstance(w, Int8Weight) else w for w in (w_in, w_out))
+    w_in, w_out = (w if isinstance(w, Tensor) else w.dense() for w in (w_in, w_out))
     tokens, top_k = experts.shape
     ordered, order = experts.flatten().sort(stable=True)
     # Where each expert's run ends in the sorted order; the grouped product reads it on the device.

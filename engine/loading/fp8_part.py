@@ -1,9 +1,10 @@
-"""Part of an FP8 matrix as the file has it, for products that read 8 bits."""
+"""Part of an FP8 tensor as the file has it, for products that read 8 bits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import gcd
+from functools import lru_cache
+from math import gcd, prod
 
 import torch
 from torch import Tensor
@@ -13,14 +14,15 @@ from baton.kernels.fp8_weight import GROUP
 
 _NAN = 0x7F  # the bits of NaN, but for the sign
 _PIECE = 256  # rows that are looked at together
+_LAYOUTS = 64  # that are remembered: experts have the same ones
 
 
 @dataclass(frozen=True)
 class Fp8Layout:
-    """The scales of part of a matrix: which of the whole matrix's belong to its rows and to the
-    groups of its columns.
+    """The scales of part of a matrix, or of a stack of matrices: which of the whole tensor's belong
+    to its rows and to the groups of its columns.
 
-    rows, columns: blocks of the whole matrix: [rows], [groups] int64
+    rows, columns: blocks of the whole tensor: [rows of all matrices], [groups] int64
     group: columns that share a scale, a multiple of GROUP
     shape: of the part
     """
@@ -28,37 +30,45 @@ class Fp8Layout:
     rows: Tensor
     columns: Tensor
     group: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     @staticmethod
+    @lru_cache(_LAYOUTS)
     def of(shape: tuple[int, ...], blocks: tuple[int, ...], part: WeightPart) -> "Fp8Layout | None":
         """Return the layout; None where it is no matrix, or where scales change between groups.
 
         shape, blocks: of the whole tensor, and its places along each dimension that share a scale
         """
-        if len(shape) != 2 or not min(shape):
+        if len(shape) < 2:
             return None
-        rows, columns = (
+        places = [
             torch.cat([torch.arange(span.start, span.stop) for span in part.spans])
             if part.spans and dim == part.dim
-            else torch.arange(shape[dim])
-            for dim in range(2)
-        )
-        by_column = columns // blocks[1]
+            else torch.arange(size)
+            for dim, size in enumerate(shape)
+        ]
+        own = tuple(len(along) for along in places)
+        if not prod(own):
+            return None
+        *leading, columns = places
+        rows = torch.zeros(1, dtype=torch.int64)
+        for along, size, block in zip(leading, shape, blocks, strict=False):
+            rows = (rows[:, None] * -(-size // block) + along // block).flatten()
+        by_column = columns // blocks[-1]
         changes = torch.nonzero(by_column[1:] != by_column[:-1]).flatten().add(1).tolist()
         whole = -(-len(columns) // GROUP) * GROUP
         group = gcd(*changes) if changes else whole
-        if not len(rows) or group % GROUP:
+        if group % GROUP:
             return None
-        return Fp8Layout(rows // blocks[0], by_column[::group], group, (len(rows), len(columns)))
+        return Fp8Layout(rows, by_column[::group], group, own)
 
 
 @dataclass(frozen=True)
 class Fp8Part:
     """FP8 numbers and their scales, or tensors of their shapes without data.
 
-    values: [rows, columns] float8_e4m3fn without NaN
-    scales: [rows, groups] float32
+    values: [..., rows, columns] float8_e4m3fn without NaN
+    scales: [..., rows, groups] float32
     group:  columns that share a scale, a multiple of GROUP
     """
 
@@ -70,19 +80,21 @@ class Fp8Part:
     def declared(layout: Fp8Layout) -> "Fp8Part":
         """Return a part without data."""
         values = torch.empty(layout.shape, dtype=torch.float8_e4m3fn, device="meta")
-        scales = torch.empty(layout.shape[0], len(layout.columns), device="meta")
+        scales = torch.empty(*layout.shape[:-1], len(layout.columns), device="meta")
         return Fp8Part(values, scales, layout.group)
 
     @staticmethod
     def read(layout: Fp8Layout, values: Tensor, scales: Tensor) -> "Fp8Part | None":
         """Return a part; None where there is a NaN in it.
 
-        scales: of the whole matrix, one a block: float32
+        scales: of the whole tensor, one a block: float32
         """
-        for piece in torch.split(values.view(torch.uint8), _PIECE):
+        matrices = [values] if values.dim() == 2 else values.flatten(0, -3).unbind()
+        for piece in (p for m in matrices for p in torch.split(m.view(torch.uint8), _PIECE)):
             if int((piece & _NAN).amax()) == _NAN:
                 return None
-        own = scales.index_select(0, layout.rows).index_select(1, layout.columns)
+        by_row = scales.flatten(0, -2).index_select(0, layout.rows)
+        own = by_row.index_select(1, layout.columns).view(*layout.shape[:-1], -1)
         return Fp8Part(values, own, layout.group)
 
     def reordered(self, order: Callable[[Tensor], Tensor]) -> "Fp8Part":
@@ -94,7 +106,7 @@ class Fp8Part:
 
     @staticmethod
     def concat(parts: "list[Fp8Part]") -> "Fp8Part":
-        """Return the rows of several parts one after another."""
+        """Return the rows of several matrices one after another."""
         if len(parts) == 1:
             return parts[0]
         columns = parts[0].values.shape[1]
@@ -111,14 +123,14 @@ class Fp8Part:
 
 
 class Fp8Source(ABC):
-    """A source of weights that may hold FP8 matrices."""
+    """A source of weights that may hold FP8 matrices, and stacks of them."""
 
     @abstractmethod
     def fp8(self, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE) -> Fp8Part | None:
-        """Return `part` of an FP8 matrix in 8 bits; None where there is none of that name, or none
+        """Return `part` of an FP8 tensor in 8 bits; None where there is none of that name, or none
         that products could read so.
 
-        shape: of the whole matrix
+        shape: of the whole tensor
         """
         ...
 
@@ -126,5 +138,5 @@ class Fp8Source(ABC):
 def fp8_of(
     source: object, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE
 ) -> Fp8Part | None:
-    """Return what a source of weights has of an FP8 matrix; None where it can have none."""
+    """Return what a source of weights has of an FP8 tensor; None where it can have none."""
     return source.fp8(name, shape, part) if isinstance(source, Fp8Source) else None

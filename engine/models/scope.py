@@ -15,8 +15,9 @@ from baton.engine.loading.weights import Shape, WeightSource
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
-from baton.kernels.fp8_weight import Fp8Weight
+from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight
 from baton.kernels.linear import (
+    ExpertWeight,
     Int8Weight,
     JoinedWeight,
     Matrix,
@@ -226,6 +227,27 @@ class Scope:
         self.tally.nbytes += stacked.nbytes
         return stacked
 
+    def experts(
+        self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int = 0
+    ) -> ExpertWeight:
+        """Return `stack` in the form that products read: in FP8 where each of the tensors is."""
+        kept = self._fp8_stack(names, shape, blocks, dim)
+        return self.matrix(self.stack(names, shape, blocks, dim)) if kept is None else kept
+
+    def stacked_experts(
+        self, name: str, shape: Shape, blocks: Sequence[Block], dim: int
+    ) -> ExpertWeight:
+        """Return this rank's part of a tensor with a matrix an expert, in the form that products
+        read. shape, blocks, dim: as in `part`
+        """
+        stored = self._fp8(name, shape, blocks, dim)
+        if stored is None:
+            return self.matrix(self.part(name, shape, blocks, dim))
+        kept = Fp8Experts.empty(stored.values.shape, stored.group, self.dtype, self.device)
+        kept.put(slice(None), stored.values, stored.scales)
+        self.source.release(self.prefix + name)
+        return self._counted(kept)
+
     def matrix(self, tensor: Tensor) -> Weight:
         """Convert a tensor of this scope to the form that products read."""
         if not self.int8:
@@ -290,6 +312,35 @@ class Scope:
         if stored.values.is_meta:
             return stored.values
         return Fp8Weight.of(stored.values, stored.scales, stored.group, self.dtype)
+
+    def _fp8_stack(
+        self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int
+    ) -> ExpertWeight | None:
+        """Return matrices as in `stack`; None where not all of them stay in FP8, with scales for
+        as many columns.
+        """
+        kept: Fp8Experts | None = None
+        for place, group in enumerate(names):
+            stored = [self._fp8(name, shape, blocks, dim) for name in group]
+            parts = [part for part in stored if part is not None]
+            if len(parts) < len(group):
+                return None
+            own = Fp8Part.concat(parts)
+            if kept is not None and own.group != kept.group:
+                return None
+            kept = kept or Fp8Experts.empty(
+                (len(names), *own.values.shape), own.group, self.dtype, self.device
+            )
+            kept.put(place, own.values, own.scales)
+            for name in group:
+                self.source.release(self.prefix + name)
+        return None if kept is None else self._counted(kept)
+
+    def _counted(self, kept: Fp8Experts) -> Fp8Experts:
+        """Count the bytes of experts that stay in FP8."""
+        self.tally.nbytes += kept.nbytes
+        self.tally.fp8_bytes += kept.nbytes
+        return kept
 
     def _joined(
         self,

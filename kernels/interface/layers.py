@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from baton.kernels.linear import Matrix, Table, Weight
+from baton.kernels.linear import ExpertWeight, Matrix, Table
 
 
 class LayerKernels(ABC):
@@ -174,7 +174,7 @@ class LayerKernels(ABC):
 
     @abstractmethod
     def experts_swiglu(
-        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
     ) -> Tensor:
         """Sum w_out(silu(gate) * up) over each token's experts, weighted by `weights`.
 
@@ -182,13 +182,14 @@ class LayerKernels(ABC):
         weights: [T, K] float32
         experts: [T, K] int64, index into E
         w_in:    [E, 2 I, H] float, or 8-bit; the gate's rows, then those of the up projection
-        w_out:   [E, H, I], dtype of w_in; torch needs rows of a multiple of 16 bytes
+        w_out:   [E, H, I]; of FP8 and others, the products have one dtype; torch needs rows of a
+                 multiple of 16 bytes
         returns  [T, H], dtype of x
         """
 
     @abstractmethod
     def experts_relu2(
-        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
     ) -> Tensor:
         """Sum w_out(relu(w_in x)^2) over each token's experts: w_in is [E, I, H]; all else as in
         experts_swiglu."""

@@ -73,6 +73,28 @@ inline void expand_step(const uint8_t* from, const PairScales& scale, Bf16* to) 
 #endif
 }
 
+// Expands one row of `count` numbers; of `group` neighbours, a multiple of 32, one scale.
+template <class T>
+inline void expand_row(const uint8_t* from, const float* scales, int64_t group, int64_t count,
+                       T* to) {
+  constexpr int64_t STEP = LANES * depth(T{}), FETCHED = 1024;
+  for (int64_t k = 0; k < count;) {
+    const auto scale = step_scales(splat(*scales++ * FP8_BIAS), T{});
+    const int64_t end = count - k < group ? count : k + group;
+    for (; k + STEP <= end; k += STEP) {
+      __builtin_prefetch(from + k + FETCHED);
+      expand_step(from + k, scale, to + k);
+    }
+    if (k == end) continue;
+    uint8_t left[STEP] = {};
+    T numbers[STEP];
+    memcpy(left, from + k, end - k);
+    expand_step(left, scale, numbers);
+    memcpy(to + k, numbers, (end - k) * sizeof(T));
+    k = end;
+  }
+}
+
 // The panels of a matrix, of which some steps at a time are expanded to T.
 template <class T>
 struct Fp8Panels {

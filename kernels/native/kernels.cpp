@@ -95,7 +95,7 @@ OPERATION(mla_prefill, MlaPrefill, NONE,
 OPERATION(from_latent, FromLatent, NONE, mean, up, out, rows, heads, keys, values, rank, dtype)
 OPERATION(experts, Experts, NULLABLE(up_scale, down_scale),
           x, weights, chosen, up, down, up_scale, down_scale, gathered, activated, outer, order,
-          y, rows, width, inner, experts, top_k, x_stride, dtype, gated)
+          y, up_group, down_group, rows, width, inner, experts, top_k, x_stride, dtype, gated)
 OPERATION(conv_step, ConvStep, NULLABLE(before, after, bias, has_initial),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, out, rows,
           channels, x_stride, width, pool_stride, dtype, silu)

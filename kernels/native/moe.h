@@ -1,5 +1,6 @@
 // Mixtures of experts: which experts a token goes to, and the feed-forward of those.
 #pragma once
+#include "fp8.h"
 #include "linear.h"
 #include "team.h"
 #include "vectors.h"
@@ -148,13 +149,63 @@ struct Experts {
   const int64_t* chosen;        // [rows, top_k]
   const void *up, *down;        // [experts, inner, width] (gated: [2 inner, width], the gate's rows
                                 // first), [experts, width, inner]
-  const float *up_scale, *down_scale;  // of int8 weights: [experts, their rows]
+  const float *up_scale, *down_scale;  // of 8 bits: [experts, their rows, groups of a row]
   float *gathered, *activated;  // [rows * top_k, width and inner, rounded up to 32], scratch
   float* outer;                 // [rows * top_k, width], scratch
   int64_t* order;               // [rows * top_k + 2 experts + 2], scratch
   float* y;                     // [rows, width]
+  // Of 8-bit floats (E4M3, no NaN), columns that share a scale, a multiple of 32; else 0. Their
+  // `dtype` is the one to which they are expanded.
+  int64_t up_group, down_group;
   int64_t rows, width, inner, experts, top_k, x_stride, dtype, gated;
 };
+
+// The rows of all experts' matrices of one kind, one after another: up or down in Experts.
+struct ExpertRows {
+  const void* weight;
+  const float* scale;
+  int64_t group;
+};
+
+// Outputs first .. end of the matrix that begins at row `origin`. 8-bit floats are expanded four
+// rows at a time, which stay in the first-level cache while they meet a block of activations.
+template <class Tile>
+void expert_part(const ExpertRows& from, int64_t origin, Linear a, const typename Tile::Value* x,
+                 int64_t x_stride, int64_t first, int64_t end) {
+  typedef typename Tile::Weight Weight;
+  if (!from.group) {
+    a.weight = static_cast<const Weight*>(from.weight) + origin * a.columns;
+    a.scale = from.scale ? from.scale + origin : nullptr;
+    return linear_part<Tile>(a, x, x_stride, first, end);
+  }
+  if constexpr (!std::is_same_v<Weight, int8_t>) {
+    struct Expanded {};
+    constexpr int64_t BLOCK = 48, TOGETHER = 4;
+    const auto* numbers = static_cast<const uint8_t*>(from.weight) + origin * a.columns;
+    const int64_t groups = (a.columns + from.group - 1) / from.group;
+    const float* scales = from.scale + origin * groups;
+    Weight* expanded = scratch<Weight, Expanded>(TOGETHER * a.columns);
+    Linear block = a;
+    for (int64_t row = 0; row < a.rows; row += BLOCK) {
+      block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
+      block.y = a.y + row * a.outputs;
+      for (int64_t o = first; o < end; o += TOGETHER) {
+        const int64_t count = end - o < TOGETHER ? end - o : TOGETHER;
+        for (int64_t r = 0; r < count; r++) {
+          expand_row(numbers + (o + r) * a.columns, scales + (o + r) * groups, from.group,
+                     a.columns, expanded + r * a.columns);
+        }
+        block.weight = expanded - o * a.columns;
+        const auto* values = x + row * x_stride;
+        if (count == TOGETHER) {
+          weight_rows<Tile, TOGETHER, 6>(block, values, x_stride, o);
+        } else {
+          linear_part<Tile>(block, values, x_stride, o, o + count);
+        }
+      }
+    }
+  }
+}
 
 // The (row, choice) pairs in order of their experts, in `order`.
 //
@@ -196,14 +247,13 @@ void expert_up(const Experts& a, const ByExpert& pairs, int64_t expert, int64_t 
   auto product = [&](int64_t row, int64_t rows, int64_t output, float* to) {
     output += expert * a.inner * (a.gated ? 2 : 1) + first;
     Linear part{};
-    part.weight = static_cast<const typename Tile::Weight*>(a.up) + output * a.width;
-    part.scale = a.up_scale ? a.up_scale + output : nullptr;
     part.y = to;
     part.rows = rows;
     part.columns = a.width;
     part.outputs = WEIGHT_PART;
-    linear_part<Tile>(part, reinterpret_cast<const Value*>(a.gathered) + row * x_stride, x_stride,
-                      0, count);
+    expert_part<Tile>({a.up, a.up_scale, a.up_group}, output, part,
+                      reinterpret_cast<const Value*>(a.gathered) + row * x_stride, x_stride, 0,
+                      count);
   };
   for (int64_t row = pairs.starts[expert]; row < pairs.starts[expert + 1]; row += BLOCK) {
     const int64_t left = pairs.starts[expert + 1] - row, rows = left < BLOCK ? left : BLOCK;
@@ -247,14 +297,13 @@ void experts_as(const Experts& a, Team& team) {
   each_part(a.width, [&](int64_t expert, int64_t first, int64_t end) {
     const int64_t row = pairs.starts[expert];
     Linear down{};
-    down.weight = static_cast<const typename Tile::Weight*>(a.down) + expert * a.width * a.inner;
-    down.scale = a.down_scale ? a.down_scale + expert * a.width : nullptr;
     down.y = a.outer + row * a.width;
     down.rows = pairs.starts[expert + 1] - row;
     down.columns = a.inner;
     down.outputs = a.width;
-    linear_part<Tile>(down, reinterpret_cast<const Value*>(a.activated) + row * stride, stride,
-                      first, end);
+    expert_part<Tile>({a.down, a.down_scale, a.down_group}, expert * a.width, down,
+                      reinterpret_cast<const Value*>(a.activated) + row * stride, stride, first,
+                      end);
   });
   team.each(a.rows, [&](int64_t row) {  // in the token's own order of experts
     float* y = a.y + row * a.width;

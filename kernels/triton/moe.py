@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels import moe as torch_moe
-from baton.kernels.linear import Int8Weight, Weight
+from baton.kernels.linear import ExpertWeight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment, assign
@@ -22,19 +22,19 @@ _RELU2 = tl.constexpr(2)
 
 
 def experts_swiglu(
-    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
     """Implement `Kernels.experts_swiglu`; 8-bit weights go through torch's products."""
-    if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
+    if not isinstance(w_in, Tensor) or not isinstance(w_out, Tensor):
         return torch_moe.experts_swiglu(x, weights, experts, w_in, w_out)
     return _through_experts(x, weights, experts, w_in, w_out, _SWIGLU.value)
 
 
 def experts_relu2(
-    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
     """Implement `Kernels.experts_relu2`; 8-bit weights go through torch's products."""
-    if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
+    if not isinstance(w_in, Tensor) or not isinstance(w_out, Tensor):
         return torch_moe.experts_relu2(x, weights, experts, w_in, w_out)
     return _through_experts(x, weights, experts, w_in, w_out, _RELU2.value)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from baton.core.errors import ConfigError
 from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Block, Scope
+from baton.kernels.linear import ExpertWeight
 
 _ROW_BYTES = 16  # what rows of an expert's matrices must be multiples of
 
@@ -47,14 +48,18 @@ class ExpertShare:
         """The blocks of an expert's inner channels that ranks divide."""
         return () if self.whole else (self.intermediate,)
 
-    def stacked(self, scope: Scope, name: str, shape: tuple[int, int, int], dim: int) -> Tensor:
+    def stacked(
+        self, scope: Scope, name: str, shape: tuple[int, int, int], dim: int
+    ) -> ExpertWeight:
         """Return this rank's part of all experts' matrices, one tensor of `shape`.
 
         dim: that of the inner channels, or of gate and up projections' one after the other
         """
         if self.whole:
-            return scope.part(name, shape, (SubBlock("experts", self.experts, uneven=True),))
-        return scope.part(name, shape, self.inner * (shape[dim] // self.intermediate), dim)
+            every = SubBlock("experts", self.experts, uneven=True)
+            return scope.stacked_experts(name, shape, (every,), 0)
+        blocks = self.inner * (shape[dim] // self.intermediate)
+        return scope.stacked_experts(name, shape, blocks, dim)
 
     def local(self, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's choices as indices into this rank's experts. Those of other ranks

@@ -12,6 +12,7 @@ from baton.engine.models.layers.expert_share import ExpertShare
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+from baton.kernels.linear import ExpertWeight
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SoftmaxTopKMoe:
             pair = _separate(scope, self.share, hidden, _COMMON_NAMES)
         else:
             pair = _stacked(scope, self.share, hidden, gate_up, down)
-        self.gate_up, self.down = scope.matrix(pair[0]), scope.matrix(pair[1])
+        self.gate_up, self.down = pair
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         logits = self.kernels.linear(x, self.router, None)
@@ -186,7 +187,7 @@ class RoutedSwiglu:
             pair = _stacked(scope, share, hidden, "experts.gate_up_proj", "experts.down_proj")
         else:
             pair = _separate(scope, share, hidden, names)
-        self.gate_up, self.down = scope.matrix(pair[0]), scope.matrix(pair[1])
+        self.gate_up, self.down = pair
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         chosen = self.share.local(*self.router(x))
@@ -222,8 +223,8 @@ class RoutedRelu2:
         self.router = GroupedRouter(scope.at("gate"), hidden, choice)
         up = [[f"experts.{expert}.up_proj.weight"] for expert in share.own]
         down = [[f"experts.{expert}.down_proj.weight"] for expert in share.own]
-        self.up = scope.matrix(scope.stack(up, (intermediate, width), share.inner))
-        self.down = scope.matrix(scope.stack(down, (width, intermediate), share.inner, dim=1))
+        self.up = scope.experts(up, (intermediate, width), share.inner)
+        self.down = scope.experts(down, (width, intermediate), share.inner, dim=1)
         self.latent = (
             None
             if latent is None
@@ -243,7 +244,7 @@ class RoutedRelu2:
 
 def _stacked(
     scope: Scope, share: ExpertShare, hidden: int, gate_up: str, down: str
-) -> tuple[Tensor, Tensor]:
+) -> tuple[ExpertWeight, ExpertWeight]:
     """Return this rank's part of all experts' matrices, which are one tensor each of these names.
 
     The first is [experts, 2 * intermediate, hidden], gate first; the second [experts, hidden,
@@ -256,7 +257,7 @@ def _stacked(
 
 def _separate(
     scope: Scope, share: ExpertShare, hidden: int, names: ExpertNames
-) -> tuple[Tensor, Tensor]:
+) -> tuple[ExpertWeight, ExpertWeight]:
     """Return the same two tensors as `_stacked`, of experts that have tensors of their own."""
     pairs = [
         [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
@@ -264,8 +265,8 @@ def _separate(
     ]
     singles = [[f"experts.{expert}.{names.down}.weight"] for expert in share.own]
     return (
-        scope.stack(pairs, (share.intermediate, hidden), share.inner),
-        scope.stack(singles, (hidden, share.intermediate), share.inner, dim=1),
+        scope.experts(pairs, (share.intermediate, hidden), share.inner),
+        scope.experts(singles, (hidden, share.intermediate), share.inner, dim=1),
     )
 
 

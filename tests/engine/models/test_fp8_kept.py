@@ -27,6 +27,8 @@ from baton.kernels.kernel_choice import KernelChoice
 
 DTYPES = [torch.float32, torch.bfloat16]
 ANSWER = [7, 30, 21, 4, 88, 19]
+# Ends of the names of matrices and of stacks of experts' matrices.
+_TAKEN = (".weight", "experts.gate_up_proj", "experts.down_proj")
 # Parts of the names of what quantisers leave as it is.
 _LEFT = ("embed", "router", "gate.weight", "conv", "lm_head", "norm")
 
@@ -39,12 +41,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def forms_of(folder: Path) -> Iterator[tuple[str, Form]]:
-    """Yield the matrices of a checkpoint that a quantiser takes, with scales by turns of rows and
-    of blocks that divide no side."""
+    """Yield the matrices of a checkpoint that a quantiser takes, experts too, with scales by turns
+    of rows and of blocks that divide no side."""
     names = [
         name
         for name, tensor in load_file(folder / FILE).items()
-        if tensor.dim() == 2 and name.endswith(".weight") and not any(p in name for p in _LEFT)
+        if tensor.dim() > 1 and name.endswith(_TAKEN) and not any(p in name for p in _LEFT)
     ]
     for place, name in enumerate(names):
         yield name, (ROWS, in_blocks(24, 32), in_blocks(None, None))[place % 3]
