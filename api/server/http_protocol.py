@@ -11,22 +11,14 @@ from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from baton.api.access.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.call_log import CallLog, record_in
 from baton.api.errors import too_many
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
-from baton.api.server.connection_table import (
-    GRACE_S,
-    PLACE_S,
-    Connection,
-    ConnectionTable,
-)
+from baton.api.server.connection_table import GRACE_S, PLACE_S, Connection, ConnectionTable
 from baton.api.server.lingering_http import LingeringHttp
 from baton.api.server.part_writer import CyclePartWriter
 from baton.api.server.reply_transport import ReplyTransport
