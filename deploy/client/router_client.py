@@ -4,6 +4,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -69,8 +70,11 @@ class RouterClient:
                 body: bytes = reply.read()
         except urllib.error.HTTPError as err:
             reason = _reason(err.read())
+            told = reason
+            if err.code == HTTPStatus.UNAUTHORIZED:  # who types a command sends no headers
+                told = f"{reason.partition(';')[0]}; give one by --api-key or BATON_API_KEY"
             raise RouterRefused(
-                f"{self.url}{path} answers {err.code}: {reason}", err.code, reason
+                f"{self.url}{path} answers {err.code}: {told}", err.code, reason
             ) from err
         except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
             raise unanswered(self.url, err) from err

@@ -46,6 +46,14 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
         RouterClient(url).server_info()
 
 
+def test_a_command_without_a_key_is_told_its_option() -> None:
+    body = b'{"error": {"message": "there is no API key; send the header `x-api-key: KEY`"}}'
+    reply = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    told = "answers 401: there is no API key; give one by --api-key or BATON_API_KEY$"
+    with says(reply) as url, pytest.raises(NotRunning, match=told):
+        RouterClient(url).server_info()
+
+
 @pytest.mark.parametrize("end", [b"", b"5\r\ndata"], ids=["between chunks", "in a chunk"])
 def test_a_stream_that_breaks_off_says_so(end: bytes) -> None:
     word = b"%x\r\n%b\r\n" % (len(WORD), WORD)
