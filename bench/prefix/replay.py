@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import PrefixCache
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.cache.track_plan import Depths, prefill_depths
 from baton.engine.layout.owners import Owner
 from baton.engine.layout.token_key import TOKEN_BYTES
@@ -105,8 +106,12 @@ class Replay:
         slots += (
             self.slots.take_many(min(len(opportunistic), self.slots.available), Owner.CACHE) or []
         )
-        kept = list(zip([*reversed(wanted), *opportunistic], slots, strict=False))
-        done = self.cache.insert(key[: end * TOKEN_BYTES], pages, kept, opportunistic)
+        order = [(depth, False) for depth in reversed(wanted)]
+        order += [(depth, True) for depth in opportunistic]
+        kept = [
+            Snapshot(depth, slot, late) for (depth, late), slot in zip(order, slots, strict=False)
+        ]
+        done = self.cache.insert(key[: end * TOKEN_BYTES], pages, kept)
         self.pages.free_many(done.spare_pages, Owner.CACHE)
         self.slots.free_many(done.spare_slots, Owner.CACHE)
 

@@ -11,13 +11,13 @@ salt alone. Eviction does not look at salts: the least recently used goes first,
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
-from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.prefix_node import Node, Snapshot
 from baton.engine.cache.prefix_tree import PrefixTree
 from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.engine.layout.token_key import TOKEN_BYTES
@@ -191,20 +191,18 @@ class PrefixCache:
         self,
         key: bytes,
         pages: Sequence[int],
-        snapshots: Sequence[tuple[int, int]] = (),
-        opportunistic: Collection[int] = (),
+        snapshots: Sequence[Snapshot] = (),
         below: Node | None = None,
         salt: bytes = SHARED,
     ) -> Inserted:
         """Take over `pages`, which hold the KV of `key` (one a whole page of it), and
-        `snapshots`, pairs of (depth, slot) at page boundaries inside it.
+        `snapshots`, at page boundaries inside it.
 
         below: the locked node whose run `key` goes on from; None: the root. A row that decodes
         gives some pages at a time, and looks at those alone however long it is.
 
         Where the cache has a page or a snapshot already, its own stays, and the caller keeps the
-        spare one. A node without a snapshot that is given one can be resumed from again. Snapshots
-        at `opportunistic` depths are the first to be evicted, until a match uses them.
+        spare one. A node without a snapshot that is given one can be resumed from again.
         """
         node, at, had = below or self.tree.root(salt), 0, []
         if node.parent is None:  # another root may have taken the place of this one meanwhile
@@ -215,9 +213,9 @@ class PrefixCache:
         node.last_used = self._clock
         spare_pages: list[int] = []
         spare_slots: list[int] = []
-        self._accept_snapshot(node, waiting, opportunistic, spare_slots)
+        self._accept_snapshot(node, waiting, spare_slots)
         while at < len(pages):
-            run_end = (waiting[-1][0] - base) // self.page_size if waiting else len(pages)
+            run_end = (waiting[-1].depth - base) // self.page_size if waiting else len(pages)
             child = self.tree.child(node, key, at * self.page_size)
             if child is None:
                 child = self.tree.append(node, key, pages, at, run_end)
@@ -231,28 +229,22 @@ class PrefixCache:
             child.last_used = self._clock
             at += len(child.pages)
             node = child
-            self._accept_snapshot(node, waiting, opportunistic, spare_slots)
+            self._accept_snapshot(node, waiting, spare_slots)
         self._offer(node)
         return Inserted(node, tuple(had), tuple(spare_pages), tuple(spare_slots))
 
-    def _accept_snapshot(
-        self,
-        node: Node,
-        waiting: list[tuple[int, int]],
-        opportunistic: Collection[int],
-        spare_slots: list[int],
-    ) -> None:
+    def _accept_snapshot(self, node: Node, waiting: list[Snapshot], spare_slots: list[int]) -> None:
         """Give `node` the last of the `waiting` snapshots if it is of its depth."""
-        if waiting and node.depth == waiting[-1][0]:
-            depth, slot = waiting.pop()
+        if waiting and node.depth == waiting[-1].depth:
+            snapshot = waiting.pop()
             if node.snapshot is not None:
-                spare_slots.append(slot)
+                spare_slots.append(snapshot.slot)
             else:
-                self._take_snapshot(node, slot, last=depth not in opportunistic)
+                self._take_snapshot(node, snapshot.slot, last=not snapshot.opportunistic)
 
     def _checked(
-        self, key: bytes, pages: Sequence[int], snapshots: Sequence[tuple[int, int]], base: int
-    ) -> list[tuple[int, int]]:
+        self, key: bytes, pages: Sequence[int], snapshots: Sequence[Snapshot], base: int
+    ) -> list[Snapshot]:
         """Return the snapshots, deepest first. Raises InvariantError where the parts disagree."""
         if len(key) != len(pages) * self.tree.page_bytes:
             raise InvariantError(
@@ -261,10 +253,11 @@ class PrefixCache:
             )
         deepest_first = sorted(snapshots, reverse=True)
         if deepest_first and (
-            deepest_first[0][0] > base + len(key) // TOKEN_BYTES
-            or deepest_first[-1][0] < max(1, base)
+            deepest_first[0].depth > base + len(key) // TOKEN_BYTES
+            or deepest_first[-1].depth < max(1, base)
         ):
-            raise InvariantError(f"snapshots at {deepest_first} lie outside the run")
+            depths = [snapshot.depth for snapshot in deepest_first]
+            raise InvariantError(f"snapshots at {depths} lie outside the run")
         return deepest_first
 
     def tell(self, log: SnapshotLog) -> None:

@@ -1,5 +1,16 @@
 """One run of pages in the prefix cache."""
 
+from typing import NamedTuple
+
+
+class Snapshot(NamedTuple):
+    """A recurrent state for the cache: that after `depth` tokens. A step writes it, and then the
+    cache owns it."""
+
+    depth: int  # absolute tokens
+    slot: int  # state slot; owner TRACK, and no other step writes it, until the cache's
+    opportunistic: bool = False  # the first to be evicted, until a match uses it
+
 
 class Node:
     """A page-aligned run of tokens below `parent`, the pages that hold its KV, and perhaps the

@@ -14,12 +14,13 @@ from itertools import cycle, islice
 
 from baton.core.drafts import DraftSource
 from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.engine.memory.table_changes import History, TableEntries
 from baton.engine.request.draw import Draw
 from baton.engine.settings.choices import windows_up_to
 from baton.engine.sizing.plan import MemoryPlan
-from baton.engine.step.batch import Batch, Row, Scores, Tracked
+from baton.engine.step.batch import Batch, Row, Scores
 
 _SNAPSHOT_SLOT = 1  # the padding slot is none of a snapshot's
 _SHORTEST = 4  # tokens of sequences in which a row can decode behind a prompt
@@ -126,7 +127,7 @@ class WarmUp:
             scores = Scores(start + 1, (0,) * min(_TARGETS, end - start), top=2, asked=(0,))
         return self._row(start, end, sampling)._replace(
             scores=scores,
-            tracked=(Tracked(depth, _SNAPSHOT_SLOT, opportunistic=False),) if depth > start else (),
+            tracked=(Snapshot(depth, _SNAPSHOT_SLOT),) if depth > start else (),
         )
 
     def _decoding(self, sampling: SamplingParams, drafts: int = 0) -> Row:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError, RequestError
 from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.layout.owners import Owner
 from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.engine.request.request import Request, Reservation
@@ -160,7 +161,7 @@ class Reservations:
         """Give the cache a prefix, `key`, whose pages and state a peer has written."""
         self._close(reservation)
         pools = self._pools
-        kept = [(reservation.tokens, reservation.slot)] if pools.stateful else []
+        kept = [Snapshot(reservation.tokens, reservation.slot)] if pools.stateful else []
         done = pools.cache.insert(key, reservation.pages, kept, salt=reservation.cache_salt)
         spare = set(done.spare_pages)
         for page in reservation.owned:

@@ -1,13 +1,13 @@
 """The memory that requests leave to the prefix cache: snapshots, pages and live states."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.layout.owners import Owner
 from baton.engine.request.request import Request
 from baton.engine.settings.counters import Counters
-from baton.engine.step.batch import Tracked
 
 
 class Donations:
@@ -31,11 +31,11 @@ class Donations:
         self._counters.snapshots_written += 1
         return slot
 
-    def drop(self, tracked: Sequence[Tracked]) -> None:
+    def drop(self, tracked: Sequence[Snapshot]) -> None:
         """Free the slots of snapshots whose request is gone, or whose step failed."""
         self.pools.give_back_slots((t.slot for t in tracked), Owner.TRACK)
 
-    def donate(self, request: Request, tracked: Sequence[Tracked]) -> None:
+    def donate(self, request: Request, tracked: Sequence[Snapshot]) -> None:
         """Give the cache the snapshots of a step, and the pages below the deepest of them."""
         pools = self.pools
         if not pools.caching or request.node is None:
@@ -43,12 +43,7 @@ class Donations:
             return
         for snapshot in tracked:
             pools.slots.move(snapshot.slot, Owner.TRACK, Owner.CACHE)
-        spare = self._insert(
-            request,
-            max(t.depth for t in tracked),
-            [(t.depth, t.slot) for t in tracked],
-            {t.depth for t in tracked if t.opportunistic},
-        )
+        spare = self._insert(request, max(t.depth for t in tracked), tracked)
         pools.give_back_slots(spare, Owner.CACHE)
         self._counters.snapshots_donated += len(tracked) - len(spare)
 
@@ -60,7 +55,7 @@ class Donations:
         """
         if self.pools.caching and request.node is not None:
             page_size = self.pools.page_size
-            self._insert(request, request.settled // page_size * page_size, [], ())
+            self._insert(request, request.settled // page_size * page_size, ())
 
     def donate_live(self, request: Request) -> None:
         """Give the cache the live state of a request that is over (no_buffer, page size 1)."""
@@ -69,8 +64,8 @@ class Donations:
             return
         if request.settled and request.slot:
             pools.slots.move(request.slot, request.owner, Owner.CACHE)
-            kept = [(request.settled, request.slot)]
-            spare = self._insert(request, request.settled, kept, ())
+            kept = [Snapshot(request.settled, request.slot)]
+            spare = self._insert(request, request.settled, kept)
             pools.give_back_slots(spare, Owner.CACHE)
             request.slot = 0
 
@@ -82,11 +77,7 @@ class Donations:
         return node.depth if node is not None else 0
 
     def _insert(
-        self,
-        request: Request,
-        depth: int,
-        snapshots: list[tuple[int, int]],
-        opportunistic: Collection[int],
+        self, request: Request, depth: int, snapshots: Sequence[Snapshot]
     ) -> tuple[int, ...]:
         """Put the pages of the first `depth` tokens into the cache; return the spare slots.
 
@@ -99,7 +90,7 @@ class Donations:
         known = old.depth // pools.page_size  # its first pages, which the cache has already
         given = request.pages[known : depth // pools.page_size]
         key = request.key(old.depth, depth)
-        done = pools.cache.insert(key, given, snapshots, opportunistic, below=old)
+        done = pools.cache.insert(key, given, snapshots, below=old)
         spare = set(done.spare_pages) & request.owned
         for page in request.owned.intersection(given) - spare:
             pools.pages.move(page, request.owner, Owner.CACHE)

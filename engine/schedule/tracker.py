@@ -2,11 +2,11 @@
 
 import sys
 
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.cache.track_plan import prefill_depths
 from baton.engine.layout.grids import Grids
 from baton.engine.request.request import Request
 from baton.engine.schedule.donations import Donations
-from baton.engine.step.batch import Tracked
 
 
 class Tracker:
@@ -23,7 +23,7 @@ class Tracker:
         self._on = on
         self._decode_grid = grids.decode
 
-    def prefill(self, request: Request, start: int, end: int) -> tuple[Tracked, ...]:
+    def prefill(self, request: Request, start: int, end: int) -> tuple[Snapshot, ...]:
         """Bind slots for the snapshots of a row that computes tokens [start, end)."""
         if not self._on:
             return ()
@@ -38,12 +38,12 @@ class Tracker:
             self._budget,
             prompt=request.target,
         )
-        bound: list[Tracked] = []
+        bound: list[Snapshot] = []
         for depths, opportunistic in ((reversed(plan.wanted), False), (plan.opportunistic, True)):
             for depth in depths:
                 slot = self._donations.take_track_slot(wanted=not opportunistic)
                 if slot is not None:
-                    bound.append(Tracked(depth, slot, opportunistic))
+                    bound.append(Snapshot(depth, slot, opportunistic))
         return tuple(bound)
 
     def next_decode(self, start: int) -> int:
@@ -59,18 +59,18 @@ class Tracker:
         """
         return (self._decode_grid + 1) // 2 if self._on else sys.maxsize
 
-    def window(self, start: int, end: int) -> tuple[Tracked, ...]:
+    def window(self, start: int, end: int) -> tuple[Snapshot, ...]:
         """Bind a slot for the snapshot among tokens [start, end) of a row of which it is not known
         how far it gets. It is written if it gets there.
         """
         depth = self.next_decode(start) + 1
         return self.decode(depth) if depth <= end else ()
 
-    def decode(self, end: int) -> tuple[Tracked, ...]:
+    def decode(self, end: int) -> tuple[Snapshot, ...]:
         """Bind a slot for the snapshot of a row whose state will hold `end` tokens after
         this step.
         """
         if end % self._decode_grid or not self._on:
             return ()
         slot = self._donations.take_track_slot(wanted=True)
-        return () if slot is None else (Tracked(end, slot, False),)
+        return () if slot is None else (Snapshot(end, slot),)

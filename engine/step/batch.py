@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baton.core.drafts import DraftSource
+from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.request.draw import DRAW_RECORD, Draw, DrawRecords
 from baton.engine.settings.choices import WINDOWS
@@ -38,14 +39,6 @@ class Scores(NamedTuple):
         return max(self.start, 1) - 1
 
 
-class Tracked(NamedTuple):
-    """A snapshot that a step writes: the row's state after `depth` tokens."""
-
-    depth: int  # absolute tokens
-    slot: int  # state slot, owner TRACK, which no other step writes
-    opportunistic: bool  # the first to be evicted from the cache
-
-
 class Row(NamedTuple):
     """One request's part of a step: tokens [start, end), which the request tables have."""
 
@@ -61,7 +54,7 @@ class Row(NamedTuple):
     reaches_target: bool  # everything that was to be computed is, with this row
     draw: Draw | None
     scores: Scores | None
-    tracked: tuple[Tracked, ...] = ()
+    tracked: tuple[Snapshot, ...] = ()  # that it writes
     parks: str = ""  # the request's name, where this is the last chunk of one that will be held
     parked_pages: tuple[int, ...] = ()  # of such a request, in token order
     position: int = 0  # among the output, of the token that it samples

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from baton.core.cache_salt import SHARED, make_salt
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import Inserted, Match, PrefixCache
-from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.prefix_node import Node, Snapshot
 from baton.engine.layout.token_key import token_key
 
 PAGE = 4
@@ -52,22 +52,22 @@ def run(*pages: int) -> list[int]:
 
 def test_a_match_ends_at_the_deepest_snapshot_and_says_how_far_kv_goes() -> None:
     cache, _, _ = new_cache()
-    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [(8, 7)])
+    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [Snapshot(8, 7)])
     match = cache.match(token_key([*run(1, 2, 3), 5]), limit=12)
     assert (match.depth, match.snapshot, match.pages, match.kv_depth) == (8, 7, (11, 12), 12)
 
 
 def test_the_last_prompt_token_is_always_computed() -> None:
     cache, _, _ = new_cache()
-    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
+    cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(4, 7), Snapshot(8, 8)])
     match = cache.match(token_key(run(1, 2)), limit=7)
     assert (match.depth, match.snapshot) == (4, 7)
 
 
 def test_a_split_leaves_the_upper_part_without_a_snapshot_and_shows_the_branch_point() -> None:
     cache, _, _ = new_cache()
-    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [(12, 7)])
-    cache.insert(token_key(run(1, 2, 4)), [21, 22, 23], [(12, 8)])
+    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [Snapshot(12, 7)])
+    cache.insert(token_key(run(1, 2, 4)), [21, 22, 23], [Snapshot(12, 8)])
     match = cache.match(token_key(run(1, 2, 5)), limit=11)
     assert (match.depth, match.snapshot, match.kv_depth) == (0, None, 8)
     assert cache.branch_point(match, grid=4) == 8
@@ -76,10 +76,10 @@ def test_a_split_leaves_the_upper_part_without_a_snapshot_and_shows_the_branch_p
 
 def test_inserting_again_keeps_what_the_cache_had_and_revives_a_tombstone() -> None:
     cache, _, gone = new_cache()
-    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
+    cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(4, 7), Snapshot(8, 8)])
     cache.match(token_key([*run(1, 2), 0]), limit=8)  # the inner snapshot is now the oldest
     assert cache.evict_snapshots(1) == 1 and gone == [7]
-    again = cache.insert(token_key(run(1, 2)), [21, 22], [(4, 9), (8, 10)])
+    again = cache.insert(token_key(run(1, 2)), [21, 22], [Snapshot(4, 9), Snapshot(8, 10)])
     assert again == Inserted(again.node, (11, 12), (21, 22), (10,))
     assert cache.match(token_key(run(1, 5)), limit=7).snapshot == 9
     cache.check()
@@ -88,14 +88,14 @@ def test_inserting_again_keeps_what_the_cache_had_and_revives_a_tombstone() -> N
 def test_evicting_a_leafs_snapshot_frees_its_pages_and_the_dead_above_it() -> None:
     cache, pages, slots = new_cache()
     cache.insert(token_key(run(1)), [11])
-    cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
+    cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(8, 7)])
     assert cache.evict_snapshots(5) == 1
     assert sorted(pages) == [11, 12] and slots == [7] and not cache.nodes
 
 
 def test_locked_pages_and_snapshots_stay() -> None:
     cache, pages, slots = new_cache()
-    node = cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)]).node
+    node = cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(4, 7), Snapshot(8, 8)]).node
     cache.lock(node)
     assert cache.evict_pages(9) == 0
     assert cache.evict_snapshots(9) == 1 and slots == [7]  # the inner one is nobody's resume point
@@ -107,16 +107,16 @@ def test_locked_pages_and_snapshots_stay() -> None:
 
 def test_pages_go_from_the_least_recently_used_leaf() -> None:
     cache, pages, _ = new_cache()
-    cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
-    cache.insert(token_key(run(3, 4)), [13, 14], [(8, 8)])
+    cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(8, 7)])
+    cache.insert(token_key(run(3, 4)), [13, 14], [Snapshot(8, 8)])
     cache.match(token_key([*run(1, 2), 0]), limit=8)
     assert cache.evict_pages(1) == 2 and sorted(pages) == [13, 14]
 
 
 def test_a_match_refreshes_the_snapshot_that_it_uses_and_no_other() -> None:
     cache, _, slots = new_cache()
-    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
-    cache.insert(token_key(run(3)), [13], [(4, 9)])
+    cache.insert(token_key(run(1, 2)), [11, 12], [Snapshot(4, 7), Snapshot(8, 8)])
+    cache.insert(token_key(run(3)), [13], [Snapshot(4, 9)])
     cache.match(token_key([*run(1, 2), 0]), limit=8)
     cache.evict_snapshots(2)
     assert slots == [7, 9]
@@ -124,10 +124,9 @@ def test_a_match_refreshes_the_snapshot_that_it_uses_and_no_other() -> None:
 
 def test_hopeful_snapshots_go_first_until_they_are_used() -> None:
     cache, _, slots = new_cache()
-    cache.insert(token_key(run(1)), [10], [(4, 6)])
-    cache.insert(
-        token_key(run(5, 6, 7)), [11, 12, 13], [(4, 7), (8, 8), (12, 9)], opportunistic=(4, 8)
-    )
+    cache.insert(token_key(run(1)), [10], [Snapshot(4, 6)])
+    hopeful = [Snapshot(4, 7, opportunistic=True), Snapshot(8, 8, opportunistic=True)]
+    cache.insert(token_key(run(5, 6, 7)), [11, 12, 13], [*hopeful, Snapshot(12, 9)])
     cache.match(token_key([*run(5), 0, 0, 0, 0]), limit=8)
     cache.evict_snapshots(3)
     assert slots == [8, 6, 9]
@@ -143,7 +142,7 @@ def test_without_recurrent_layers_every_page_boundary_can_be_resumed_from() -> N
 
 def test_unlocking_what_is_not_locked_is_an_error() -> None:
     cache, _, _ = new_cache()
-    node = cache.insert(token_key(run(1)), [11], [(4, 7)]).node
+    node = cache.insert(token_key(run(1)), [11], [Snapshot(4, 7)]).node
     with pytest.raises(InvariantError, match="not locked"):
         cache.unlock(node)
 
@@ -154,20 +153,20 @@ def test_requests_that_found_a_salt_empty_fill_one_tree_of_it() -> None:
     salt = make_salt("ada")
     keys = [token_key(run(1, 2)), token_key(run(3)), token_key(run(1, 4))]
     roots = [cache.match(key, 3, salt).node for key in keys]
-    cache.insert(keys[0], [11, 12], [(8, 7)], below=roots[0])
-    cache.insert(keys[1], [13], [(4, 8)], below=roots[1])
+    cache.insert(keys[0], [11, 12], [Snapshot(8, 7)], below=roots[0])
+    cache.insert(keys[1], [13], [Snapshot(4, 8)], below=roots[1])
     cache.check()
     assert [cache.match(key, 8, salt).depth for key in keys] == [8, 4, 0]
     cache.flush()
     assert sorted(pages) == [11, 12, 13]
-    cache.insert(keys[2], [21, 22], [(8, 9)], below=roots[2])
+    cache.insert(keys[2], [21, 22], [Snapshot(8, 9)], below=roots[2])
     cache.check()
     assert cache.match(keys[2], 8, salt).depth == 8 and cache.match(keys[2], 8).kv_depth == 0
 
 
 def test_a_hot_leaf_does_not_make_the_books_grow() -> None:
     cache, _, _ = new_cache()
-    node = cache.insert(token_key(run(1)), [11], [(4, 7)]).node
+    node = cache.insert(token_key(run(1)), [11], [Snapshot(4, 7)]).node
     for _ in range(1000):
         cache.lock(node)
         cache.unlock(node)
@@ -205,7 +204,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
         marks = data.draw(st.sets(st.sampled_from(range(1, len(ends) + 1)))) if ends else set()
         pages = self.books.take(len(ends))
         snapshots = [
-            (end * PAGE, slot)
+            Snapshot(end * PAGE, slot)
             for end, slot in zip(sorted(marks), self.books.take(len(marks)), strict=True)
         ]
         done = self.cache.insert(key, pages, snapshots if self.stateful else [], salt=salt)
@@ -214,7 +213,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
             assert (page in spare) == (prefix in self.kv)
             self.kv.setdefault(prefix, page)
         assert list(done.pages) == [self.kv[prefix] for prefix in ends]
-        for depth, slot in snapshots:
+        for depth, slot, _ in snapshots:
             prefix = salt, key[: depth * 4]
             if self.stateful:
                 assert (slot in spare) == (prefix in self.states)
@@ -322,5 +321,5 @@ def test_long_conversations_share_their_prefixes() -> None:
         match = cache.match(token_key(turns), len(turns) - 1)
         assert match.depth == (turn - 1) * PAGE * 3
         cache.insert(token_key(turns), [turn * 1000 + i for i in range(turn * 3)],
-                     [(len(turns), turn)])  # fmt: skip
+                     [Snapshot(len(turns), turn)])  # fmt: skip
     assert cache.tree.pages == 39 * 3 and not pages
