@@ -99,7 +99,7 @@ $(CLIENTS)/.node-installed: $(STAMP) $(wildcard tests/clients/node/sdks/*)
 operate: operate-chart operate-tools operate-image
 
 # The chart as helm renders it: against schemas, and its commands run as pods in network namespaces, about ten minutes.
-# Put CRDs into .tools/operate/crds for kinds of which no package has a schema, such as InferencePool and RayCluster.
+# CRDs that lie in .tools/operate/crds are taken in place of the schemas of tests/operate/custom_kinds.py.
 operate-chart: .tools/operate/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m operate tests/operate
 

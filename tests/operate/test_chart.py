@@ -1,6 +1,7 @@
 """The chart as helm renders it with each set of values: schemas, and what it promises."""
 
 import subprocess
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ from operate.rendered import render as render_with
 
 pytestmark = pytest.mark.operate
 MARGIN_S = 10  # of a grace period, above what the hook and the drain take
+ALWAYS = {"StatefulSet": 3, "Service": 4, "PodDisruptionBudget": 3, "Secret": 1}
+OTHERWISE = {
+    "06-cert-manager": {"Secret": 0},
+    "07-gateway": {"HTTPRoute": 1, "InferencePool": 1},
+    "08-watched": {"HTTPRoute": 1, "NetworkPolicy": 1, "PodMonitor": 3},
+    "09-scaled": {"Secret": 0},
+    "10-placed": {"PodDisruptionBudget": 0},
+}
 OPEN = ["--set", "access.insecure=true"]
 
 
@@ -39,6 +48,12 @@ def test_all_manifests_follow_their_schemas(rendered: Rendered) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(rendered.manifests) >= 7
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_each_set_of_values_makes_the_kinds_that_it_enables(values: Path) -> None:
+    found = Counter(each["kind"] for each in render(values).manifests)
+    assert found == Counter(ALWAYS | OTHERWISE.get(values.stem, {}))
 
 
 @pytest.mark.parametrize("role", ROLES)

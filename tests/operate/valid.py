@@ -1,8 +1,8 @@
 """Check manifests on standard input against schemas: `python valid.py CRDS < manifests`.
 
 Run by the Python of `.tools/operate`, which has the schemas as packages. CRDS is a folder of custom
-resource definitions, for kinds of which no package has a schema; it may be absent. Prints for each
-manifest `kind/name: which schemas`, and ends with 1 at the first error.
+resource definitions, which win over the schemas of `custom_kinds.py`; it may be absent. Prints for
+each manifest `kind/name: which schemas`, and ends with 1 at the first error.
 """
 
 import json
@@ -15,8 +15,8 @@ import jsonschema
 import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator import v1 as prometheus_operator
+from custom_kinds import SCHEMAS, pod_templates
 
-WITHOUT_SCHEMA = {"InferencePool", "RayCluster"}
 VERSIONS = ("1.31", "1.37")  # of Kubernetes
 HTTP_ROUTE = """
 import { readFileSync } from "node:fs";
@@ -68,6 +68,13 @@ def check_http_route(manifest: Manifest) -> str:
     return "Gateway API's model"
 
 
+def check_custom(manifest: Manifest) -> str:
+    jsonschema.validate(manifest, SCHEMAS[manifest["kind"]])
+    for template in pod_templates(manifest):
+        check_core(template)
+    return "a schema of our own"
+
+
 def closed(schema: Any) -> Any:
     """Return the schema of a CRD as JSON Schema, whose objects have no unknown members."""
     if isinstance(schema, list):
@@ -104,8 +111,8 @@ def check(manifest: Manifest, schemas: dict[tuple[str, str], Any]) -> str:
         return check_pod_monitor(manifest)
     if kind == "HTTPRoute":
         return check_http_route(manifest)
-    if kind in WITHOUT_SCHEMA:
-        return "nothing: no CRD"
+    if kind in SCHEMAS:
+        return check_custom(manifest)
     return check_core(manifest)
 
 
