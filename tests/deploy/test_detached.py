@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from click.testing import CliRunner
 from deploy.some_ray import some_ray
 from deploy.tiny_worker import GRID
 
@@ -26,6 +28,7 @@ from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.record import Detached, RecordStore
+from baton.deploy.commands.apply import apply
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.files.state_file import newest
 from baton.engine.settings.config import EngineConfig
@@ -160,14 +163,58 @@ async def streams_survive(control: ControlClient, rng: random.Random) -> None:
         assert await asyncio.gather(*running) == calm
     assert all(len(tokens) == TOKENS for tokens in calm)
 
-    def answers_again() -> bool:
-        try:
-            return bool(control.describe()["phase"] == "serving")
-        except DeployError:
-            return False
-
-    wait_until(answers_again, "Ray starts the supervisor again")
+    wait_until(lambda: answers_again(control), "Ray starts the supervisor again")
     assert supervisor_of(control) != first
+
+
+def answers_again(control: ControlClient) -> bool:
+    try:
+        return bool(control.describe()["phase"] == "serving")
+    except DeployError:
+        return False
+
+
+def test_a_detached_cluster_follows_its_file(
+    env: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "baton.yaml"
+    plain = f"model: {tiny}\nmemory-gb: 0.25\nthreads: 1\nserve: {{ http-port: 0, grpc-port: 0 }}\n"
+    file.write_text(plain)
+
+    def applied() -> list[str]:
+        words = ["--file", str(file), "--cluster", "three", "--drain", "5"]
+        done = CliRunner().invoke(apply, words, catch_exceptions=False, standalone_mode=False)
+        return done.output.splitlines()
+
+    words = [*BATON, "serve", "-f", str(file), "--detach", "--cluster", "three"]
+    subprocess.run(words, env=env, timeout=DEADLINE_S, check=True)
+    control = local_control("three")
+    assert applied() == ["nothing to change"]
+    before = pids_of(control)
+    file.write_text(plain.replace("serve: {", "serve: { decode: 2, policy: least_load,"))
+    told = applied()
+    assert [line.partition("  #")[0] for line in told[:2]] == [
+        "decode: 1 -> 2", "policy: prefix_aware -> least_load"
+    ]  # fmt: skip
+    after = pids_of(control)
+    assert after.keys() == before.keys() | {"decode-1"}
+    assert {name for name in before if after[name] != before[name]} == {"router-0"}
+    assert applied() == ["nothing to change"]
+    first = wait_until(lambda: supervisor_of(control), "a supervisor")
+    first.kill()
+    wait_until(lambda: answers_again(control), "Ray starts the supervisor again")
+    assert applied() == ["nothing to change"]  # the next one knows what was applied
+    assert pids_of(control) == after
+    there = processes_of(control)
+    subprocess.run([*BATON, "stop", "--cluster", "three"], env=env, timeout=DEADLINE_S, check=True)
+    _, alive = psutil.wait_procs(there, timeout=30)
+    assert not alive
+
+
+def pids_of(control: ControlClient) -> dict[str, int]:
+    """Return the processes of a cluster's router and workers."""
+    info = httpx.get(f"{control.state.http_url}/server_info", timeout=DEADLINE_S).json()
+    return {w["worker_id"]: w["pid"] for w in info["workers"]} | {"router-0": info["router"]["pid"]}
 
 
 def test_a_start_that_is_given_up_leaves_nothing(env: dict[str, str], tiny: Path) -> None:
