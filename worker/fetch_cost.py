@@ -1,5 +1,7 @@
 """The choice between fetching a prefix from another worker and computing it here."""
 
+from baton.core.fading_mean import FadingMean
+
 _KEPT = 0.8
 """The part of what was measured that counts on at the next fetch."""
 _FIRST = 1
@@ -8,43 +10,24 @@ _AGAIN = 16
 """Prefixes that are computed because that is sooner, before one is fetched to measure anew."""
 
 
-class RecentRate:
-    """The rate of the newest measurements: each weighs `kept` of what it did before the next."""
-
-    def __init__(self, kept: float) -> None:
-        self._kept = kept
-        self._bytes = 0.0
-        self._seconds = 0.0
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Return bytes a second; 0: not known."""
-        return self._bytes / self._seconds if self._seconds else 0.0
-
-    def took(self, size: int, seconds: float) -> None:
-        """Note that `size` bytes took `seconds`."""
-        self._bytes = self._kept * self._bytes + size
-        self._seconds = self._kept * self._seconds + seconds
-
-
 class FetchCost:
     """The measured rate of this worker's fetches."""
 
     def __init__(self) -> None:
-        self._rate = RecentRate(_KEPT)
+        self._rate = FadingMean()
         self._seen = 0
         self._computed = 0
 
     @property
     def bytes_per_s(self) -> float:
         """Return the rate of late; 0: not known."""
-        return self._rate.bytes_per_s
+        return self._rate.value
 
     def took(self, size: int, seconds: float) -> None:
         """Note a fetch of `size` bytes."""
         self._seen += 1
         if self._seen > _FIRST:
-            self._rate.took(size, seconds)
+            self._rate.add(size, seconds, _KEPT)
 
     def sooner(self, size: int, computing_s: float) -> bool:
         """Return True if fetching `size` bytes is sooner than computing for `computing_s`, or if

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+from baton.core.fading_mean import FadingMean
+
 MEMORY_S = 10.0
 """The time that counts: what is older by as much weighs a third."""
 MAX_WAIT_S = 60.0
@@ -18,8 +20,7 @@ class DrainRate:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since: float | None = None  # measured up to here; None: nothing waits
-        self._tokens = 0.0  # both weighed by age
-        self._seconds = 0.0
+        self._rate = FadingMean()  # tokens a second
 
     def begin(self) -> None:
         """Note that something waits from now on."""
@@ -35,13 +36,13 @@ class DrainRate:
         if self._since is None:
             return
         self._advance()
-        self._tokens += tokens
+        self._rate.add(tokens, 0.0, kept=1.0)
 
     @property
     def tokens_per_s(self) -> float:
         """Return the rate; 0 before anything has left the queue."""
         self._advance()
-        return self._tokens / self._seconds if self._seconds > 0 else 0.0
+        return self._rate.value
 
     def seconds_for(self, tokens: float, otherwise: float) -> float:
         """Return the time in which so many tokens leave; `otherwise` where the rate is not known.
@@ -56,6 +57,5 @@ class DrainRate:
             return
         now = self._clock()
         weight = math.exp((self._since - now) / MEMORY_S)
-        self._tokens *= weight
-        self._seconds = self._seconds * weight + MEMORY_S * (1 - weight)
+        self._rate.add(0.0, MEMORY_S * (1 - weight), kept=weight)
         self._since = now

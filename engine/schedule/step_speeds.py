@@ -1,5 +1,7 @@
 """The measured speed of an engine's steps: of those that decode, and of prompt tokens."""
 
+from baton.core.fading_mean import FadingMean
+
 _KEPT = 0.9
 """The part of what was measured that counts on at the next step."""
 _KEPT_LINE = 0.97
@@ -8,23 +10,6 @@ _LEAST_SPREAD = 0.01
 """The variance of sizes, as a part of their mean's square, below which they count as equal."""
 UNIT = 16
 """Prompt tokens by which a limit of time is kept: kernels take fewer no faster."""
-
-
-class _Mean:
-    """A mean of seconds per unit that forgets old measurements."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._units = 0.0
-
-    @property
-    def value(self) -> float:
-        """Return seconds per unit; 0 before the first measurement."""
-        return self._seconds / self._units if self._units else 0.0
-
-    def add(self, units: int, seconds: float) -> None:
-        self._seconds = _KEPT * self._seconds + seconds
-        self._units = _KEPT * self._units + units
 
 
 class _Line:
@@ -63,8 +48,8 @@ class StepSpeeds:
     """The seconds of a step in which requests only decode, and those that a prompt token adds."""
 
     def __init__(self) -> None:
-        self._decode = _Mean()
-        self._prompt = _Mean()
+        self._decode = FadingMean()
+        self._prompt = FadingMean()
         self._beside = _Line()
         self._first = True
 
@@ -89,12 +74,12 @@ class StepSpeeds:
         if self._first:
             self._first = False
         elif not prompt_tokens:
-            self._decode.add(1, seconds)
+            self._decode.add(seconds, 1, _KEPT)
         elif not decode_rows:
-            self._prompt.add(prompt_tokens, seconds)
+            self._prompt.add(seconds, prompt_tokens, _KEPT)
         elif self._decode.value:
             added_s = max(seconds - self._decode.value, 0.0)
-            self._prompt.add(prompt_tokens, added_s)
+            self._prompt.add(added_s, prompt_tokens, _KEPT)
             self._beside.add(prompt_tokens, added_s)
 
     def beside(self, least: int, most: int) -> int:

@@ -5,6 +5,7 @@ from itertools import repeat
 
 import numpy as np
 
+from baton.core.fading_mean import FadingMean
 from baton.engine.speculation.ngram import LONGEST, SHORTEST
 
 _MEMORY = 24.0  # trials that count: older ones fade
@@ -19,14 +20,11 @@ class FadingShare:
         self._first = first
         self._weight = weight
         self._memory = memory
-        self._succeeded = 0.0
-        self._tried = 0.0
+        self._seen = FadingMean()  # successes a trial
 
     def add(self, succeeded: int, tried: int) -> None:
         """Note `tried` trials, `succeeded` of which did."""
-        kept = max(0.0, 1.0 - tried / self._memory)
-        self._succeeded = self._succeeded * kept + succeeded
-        self._tried = self._tried * kept + tried
+        self._seen.add(succeeded, tried, max(0.0, 1.0 - tried / self._memory))
 
     @property
     def rate(self) -> float:
@@ -36,11 +34,11 @@ class FadingShare:
     @property
     def trust(self) -> float:
         """The weight of trials in the estimate, 0 to 1."""
-        return self._tried / (self._tried + self._weight)
+        return self._seen.units / (self._seen.units + self._weight)
 
     def given(self, first: float) -> float:
         """Return the probability that a trial succeeds, with another estimate without a trial."""
-        return (self._succeeded + first * self._weight) / (self._tried + self._weight)
+        return (self._seen.amount + first * self._weight) / (self._seen.units + self._weight)
 
 
 class DepthShares:
