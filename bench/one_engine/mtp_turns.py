@@ -1,4 +1,4 @@
-"""Turns of answers with drafts of the MTP layer, beside plain decoding."""
+"""Turns of answers with drafts of the MTP layer, beside plain decoding, and where they pay."""
 
 import random
 import time
@@ -37,6 +37,15 @@ class Answered(NamedTuple):
     lengths: tuple[int, ...]
 
 
+class Compared(NamedTuple):
+    """Seconds of an engine over those of plain decoding, as in `Answered`. seconds: its rest, a
+    turn."""
+
+    first: float
+    rest: float
+    seconds: float
+
+
 @dataclass
 class _Drafts:
     """The drafts of the MTP layer; or known ones, at the cost of that layer's, each of which is
@@ -70,7 +79,8 @@ class _Drafts:
 
 
 class MtpTurns:
-    """Engines of one checkpoint: plain, with the layer's entries alone, and with its drafts."""
+    """Engines of one checkpoint: plain, with the layer's entries alone, with its drafts, and one
+    that chooses."""
 
     def __init__(self, config: EngineConfig, window: int, rng: random.Random) -> None:
         """config: of plain decoding. window: tokens that a step verifies of a request.
@@ -89,6 +99,8 @@ class MtpTurns:
         sources = Proposers(NgramProposer(), self._drafts, (), DraftSource.MTP)
         self._drafting = Engine(drafting, model, None, proposers=sources)
         self._drafts.layer = MtpProposer(model, self._drafting.states, self._drafting.pages)
+        choosing = replace(drafting, speculative_algorithm=SpeculativeAlgorithm.AUTO)
+        self._choosing = Engine(choosing, load_model(choosing), None)
         self._window = window
 
     def run(
@@ -123,23 +135,18 @@ class MtpTurns:
             found[f"tok_s_{size}_{name}"] = rows / drafted.rest
             if right is None:
                 found |= self._acceptance(size, drafted.lengths)
-        return found | self._entries(size, specs, plain)
+        writing = _compared(self._plain, self._writing, specs)
+        choosing = _compared(self._plain, self._choosing, specs)
+        found[f"entries_ttft_{size}"], found[f"entries_decode_{size}"] = writing.first, writing.rest
+        found[f"gain_{size}_auto_mtp"] = 1 / choosing.rest
+        found[f"tok_s_{size}_auto_mtp"] = rows / choosing.seconds
+        return found
 
     def _acceptance(self, size: int, lengths: Sequence[int]) -> dict[str, float]:
         """Return the share of rows with drafts whose drafts of each depth were right."""
         rows = max(1, sum(lengths))
         depths = range(1, self._window)
         return {f"acceptance_mtp_{d}_b{size}": sum(lengths[d:]) / rows for d in depths}
-
-    def _entries(self, size: int, specs: list[RequestSpec], plain: Answered) -> dict[str, float]:
-        """Compare plain decoding with and without the layer's entries: plain, with, with, plain."""
-        writing = [_answered(self._writing, specs) for _ in range(2)]
-        both = plain, _answered(self._plain, specs)
-        first, rest = (
-            sum(getattr(each, part) for each in writing) / sum(getattr(each, part) for each in both)
-            for part in ("first", "rest")
-        )
-        return {f"entries_ttft_{size}": first, f"entries_decode_{size}": rest}
 
     def _requests(self, size: int, tokens: int) -> list[RequestSpec]:
         vocab = self._plain.plan.model_config.vocab_size
@@ -168,3 +175,17 @@ def _answered(engine: Engine, specs: list[RequestSpec]) -> Answered:
     after = engine.counters.accepted_length_tokens
     lengths = tuple(now - then for now, then in zip(after, before, strict=True))
     return Answered(tokens, first, whole - first, lengths)
+
+
+def _compared(plain: Engine, other: Engine, specs: list[RequestSpec]) -> Compared:
+    """Compare the seconds of another engine with those of plain decoding, in the turns plain,
+    other, other, plain. Raises ClickException where answers differ."""
+    turns = [_answered(engine, specs) for engine in (plain, other, other, plain)]
+    if any(turn.tokens != turns[0].tokens for turn in turns):
+        raise click.ClickException(f"answers differ, {len(specs)} requests")
+    first, rest = ([getattr(turn, part) for turn in turns] for part in ("first", "rest"))
+    return Compared(
+        (first[1] + first[2]) / (first[0] + first[3]),
+        (rest[1] + rest[2]) / (rest[0] + rest[3]),
+        (rest[1] + rest[2]) / 2,
+    )

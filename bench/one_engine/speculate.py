@@ -83,6 +83,8 @@ def speculate(
     --only mtp, for checkpoints with a layer of multi-token prediction; prompts repeat a phrase:
     gain_<batch>_mtp: plain seconds over those with the layer's drafts; tok_s_<batch>_mtp,
       tok_s_<batch>_plain: tokens a second
+    gain_<batch>_auto_mtp, tok_s_<batch>_auto_mtp: --speculative-algorithm auto on the same
+      prompts, in the turns plain, auto, auto, plain
     gain_<batch>_mtp_<acceptance>: at the cost of the layer's drafts, but each is right with that
       probability
     acceptance_mtp_<depth>_b<batch>: the layer's drafts of that depth that were right, with all

@@ -111,7 +111,7 @@ def test_speculate_measures_the_drafts_of_an_mtp_layer(folder) -> None:
     found = done(TRAINED["qwen3_next"])
     assert found.exit_code == 0, found.output
     results = json.loads(found.output.splitlines()[-1])["results"]
-    for name in ("mtp", "mtp_0", "mtp_1"):
+    for name in ("mtp", "mtp_0", "mtp_1", "auto_mtp"):
         gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
         assert 0 < low <= gain <= high
         assert results[f"tok_s_2_{name}"] > 0
