@@ -15,7 +15,7 @@ from baton.proto import handoff_pb2
 from baton.transfer.channels.ends import WriteOperation
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.memory.regions import Holder
-from baton.transfer.memory.segments import nbytes
+from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.state_machine import StateMachine
 from baton.transfer.tickets import Claim, Received
 
@@ -66,10 +66,13 @@ class HandoffWriter:
         Raises TransferError.
         """
         sender = await self._peer.sender()
-        self._writing = sender.open(claim, target, self._moving)
-        self._machine.move(WriterState.POSTING)
         self._prompt.begin(kv_from, sender.segment_bytes)
-        await self._post_all()
+        segments = await self._prompt.take()
+        # What is computed as a whole may leave as a whole, and cost less.
+        size = sum(map(self._size_of, segments)) if self._prompt.all_taken else None
+        self._writing = sender.open(claim, target, self._moving, size)
+        self._machine.move(WriterState.POSTING)
+        await self._post_all(segments)
         self._machine.move(WriterState.POSTED)
         await self._prompt.completed()
         if (done := self.take_done()) is not None:
@@ -135,13 +138,18 @@ class HandoffWriter:
         self._messages.drained(self._ticket)
         on_quiet()
 
-    async def _post_all(self) -> None:
-        while segments := await self._prompt.take():
+    async def _post_all(self, segments: list[Segment]) -> None:
+        """Post `segments`, and those that follow."""
+        while segments:
             for segment in segments:
                 if self._handoff.state is HandoffState.RESERVED:
                     self._handoff.move(HandoffState.WRITING)
                 await self._writing.write(segment, self._prompt.holder)
-                self._sent = self._sent.plus(segment.kind, nbytes(segment, self._pages))
+                self._sent = self._sent.plus(segment.kind, self._size_of(segment))
+            segments = await self._prompt.take()
+
+    def _size_of(self, segment: Segment) -> int:
+        return nbytes(segment, self._pages)
 
     def _moving(self, under_way: bool, segments: int) -> None:
         done = self.state in (WriterState.FLUSHING, WriterState.RELEASED)

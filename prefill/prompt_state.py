@@ -70,6 +70,11 @@ class PromptState:
         """Start the writing. kv_from: the rank has the KV of the tokens below it already."""
         self._outflow.begin(kv_from, segment_bytes)
 
+    @property
+    def all_taken(self) -> bool:
+        """Return True when the writer has taken everything."""
+        return self._outflow.over
+
     async def take(self) -> list[Segment]:
         """Wait for segments that are computed and not yet taken. Empty when all have been taken.
 

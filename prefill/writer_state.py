@@ -4,8 +4,8 @@
        │            │             └──────────┴────┬──────┴────────────┘
        └────────────┴────► stopped ◄── draining ◄─┘
 
-A hand-off that ends early stops its writer. Until the channel connection is open, nothing can be
-under way, so the writer stops at once. Later it first drains: the channel may still read this
+A hand-off that ends early stops its writer. Until the first segment is there, nothing can be under
+way, so the writer stops at once. Later it first drains: the channel may still read this
 engine's memory and write into the rank's.
 """
 
@@ -17,7 +17,7 @@ class WriterState(StrEnum):
     """A state of the writer of one hand-off."""
 
     WAITING = "waiting"  # for a ticket
-    CONNECTING = "connecting"  # a ticket is granted; no write operation is open yet
+    CONNECTING = "connecting"  # a ticket is granted; a connection, or the first segment, is awaited
     POSTING = "posting"  # segments are posted as the engine computes them
     POSTED = "posted"  # every segment is posted; Done is not sent yet
     FLUSHING = "flushing"  # Done is sent; the channel may still read the engine's memory

@@ -10,7 +10,7 @@ PROTOCOL_MAJOR = 5
 # 2: states that workers report to have cached; shares of several routers; workers that return from
 # a drain; recalls; predictions, counts of drafts; bandwidths of links; details that are told once;
 # answers that say that drafts were accepted at random;
-# several requests in one message to a rank, and several messages of hand-offs in one; routers that
-# say their names.
+# several requests in one message to a rank, and several messages of hand-offs in one; small states
+# in one message; routers that say their names.
 # 1: tokens of a step in columns, to routers that give handles.
 PROTOCOL_MINOR = 2

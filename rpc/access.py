@@ -28,6 +28,7 @@ CALLERS: Mapping[str, frozenset[ProcessRole]] = {
     "/baton.v1.Prefixes/Fetch": frozenset({_PREFILL, _DECODE}),
     "/baton.v1.Prefixes/Lend": frozenset({_PREFILL, _DECODE}),
     "/baton.v1.StateChannel/Write": frozenset({_PREFILL, _DECODE}),
+    "/baton.v1.StateChannel/WriteWhole": frozenset({_PREFILL, _DECODE}),
     "/baton.v1.Worker/Status": frozenset({_ROUTER, _OPERATOR}),
     "/baton.v1.Worker/FlushCache": frozenset({_ROUTER, _OPERATOR}),
     "/baton.v1.Worker/Audit": frozenset({_OPERATOR}),

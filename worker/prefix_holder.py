@@ -178,10 +178,12 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         sender = chosen.sender
         hashed = prompt_hash(request.token_ids, request.cache_salt)
         claim = Claim(request.ticket_id, request.generation, hashed, 0)
+        memory, kv_from = self._context.memory, request.kv_from
+        size = memory.slots.state_bytes + (loan.tokens - kv_from) * memory.pages.token_bytes
         # A fenced channel takes the place of the bytes from the ticket, not from the holder.
-        writing = sender.open(claim, Holder(0, ()), lambda under_way, segments: None)
+        writing = sender.open(claim, Holder(0, ()), lambda under_way, segments: None, size)
         try:
-            return await self._write_all(writing, loan, request.kv_from, sender.segment_bytes)
+            return await self._write_all(writing, loan, kv_from, sender.segment_bytes)
         except (TransferError, asyncio.CancelledError):
             writing.cancel()
             await writing.drained()

@@ -23,7 +23,7 @@ class Spoiler:
         self._memory = memory
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._held = 0  # messages that wait
+        self._held_back = 0  # messages that wait
         self._spoiling = False
         self._notes: list[bytes] = []
         tickets = service._rank.tickets
@@ -39,9 +39,16 @@ class Spoiler:
 
         setattr(StateChannelServicer, "_write", held_write)  # noqa: B010
 
+        write_whole = StateChannelServicer._write_whole
+
+        async def held_write_whole(servicer: Any, message: bytes, context: Any) -> bytes:
+            return await write_whole(servicer, await self._held(message), context)
+
+        setattr(StateChannelServicer, "_write_whole", held_write_whole)  # noqa: B010
+
     @property
     def holds(self) -> bool:
-        return not self._flowing.is_set() and (self._held > 0 or bool(self._notes))
+        return not self._flowing.is_set() and (self._held_back > 0 or bool(self._notes))
 
     def hold(self) -> None:
         """Hold back everything that arrives from now on, until `let_go`."""
@@ -50,7 +57,7 @@ class Spoiler:
     async def let_go(self) -> None:
         """Returns once all that was held is on its way."""
         self._flowing.set()
-        while self._held:
+        while self._held_back:
             await asyncio.sleep(0)
 
     def spoil(self) -> None:
@@ -58,15 +65,19 @@ class Spoiler:
 
     async def _held_messages(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for message in messages:
-            self._held += 1
-            try:
-                await self._flowing.wait()
-            finally:
-                self._held -= 1
-            if self._spoiling and len(message) > SMALL_BYTES:
-                self._spoiling = False
-                message = message[:-1] + bytes([message[-1] ^ 1])
-            yield message
+            yield await self._held(message)
+
+    async def _held(self, message: bytes) -> bytes:
+        """Return the message, which may be spoilt then, when it may go on."""
+        self._held_back += 1
+        try:
+            await self._flowing.wait()
+        finally:
+            self._held_back -= 1
+        if self._spoiling and len(message) > SMALL_BYTES:
+            self._spoiling = False
+            message = message[:-1] + bytes([message[-1] ^ 1])
+        return message
 
     def _held_notes(self, agent: NixlAgent) -> list[bytes]:
         """Return the notifications to deliver now. Runs on the poller's thread."""

@@ -81,18 +81,18 @@ async def test_scores_that_went_out_before_a_loss_do_not_go_out_again(
 async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = frames.encode_segment
+    parts_of = frames.parts_of_segment
     corrupted: list[bool] = []
 
-    def corrupt_once(*args: Any) -> bytes:
-        message = encode(*args)
+    def corrupt_once(*args: Any) -> list[bytes]:
+        message = b"".join(parts_of(*args))
         if len(message) > HEADER_BYTES + 40 and not corrupted:
             corrupted.append(True)
             at = seeded.randrange(HEADER_BYTES, len(message))
             message = message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
-        return message
+        return [message]
 
-    monkeypatch.setattr(frames, "encode_segment", corrupt_once)
+    monkeypatch.setattr(frames, "parts_of_segment", corrupt_once)
     prompt = random_prompt(seeded, 20, 60)
     prefill, spare, decode = prefill_worker(), prefill_worker("p1"), decode_worker()
     async with running(prefill, spare, decode), session(decode) as router:

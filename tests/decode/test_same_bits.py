@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from baton.engine.request.output import Output
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.native.library import load as library
 from baton.rpc.convert import logprob_from_proto, logprob_to_proto
+from baton.transfer.channels import frames
+from baton.transfer.channels.grpc import sender
 from baton.transfer.handoff import HandoffState
 
 LENGTHS = (3, 100, 170)
@@ -60,8 +63,9 @@ def _native() -> None:
 
 
 @contextmanager
-def engines(folder: Path, dtype: torch.dtype, ranks: tuple[int, int]) -> Iterator[list[Engine]]:
-    """Engines of a prefill worker, which cuts prompts, and of a decode worker, poisoned."""
+def engines(folder: Path, dtype: torch.dtype, ranks: tuple[int, ...]) -> Iterator[list[Engine]]:
+    """Engines of a prefill worker, which cuts prompts and sends each layer by itself, of a decode
+    worker, and, of three, of a prefill worker that sends a prompt in one piece."""
     config = EngineConfig(
         model=folder,
         dtype=dtype,
@@ -73,13 +77,14 @@ def engines(folder: Path, dtype: torch.dtype, ranks: tuple[int, int]) -> Iterato
         cached_snapshots=6,
         snapshots_per_prefill=4,
         max_model_len=512,
-        layer_group_bytes=1,  # each layer is sent by itself
         tickets=4,
     )
     made: list[Engine] = []
     try:
-        for tp, chunk in zip(ranks, (64, 512), strict=True):
-            made.append(Engine.load(replace(config, tp=tp, chunked_prefill_size=chunk)))
+        cuts = ((64, 1), (512, 1), (512, config.layer_group_bytes))
+        for tp, (chunk, group) in zip(ranks, cuts, strict=False):
+            cut = replace(config, chunked_prefill_size=chunk, layer_group_bytes=group)
+            made.append(Engine.load(replace(cut, tp=tp)))
         yield made
     finally:
         for engine in made:
@@ -133,19 +138,38 @@ def said(answer: Answer) -> list[TokenLogprob]:
     return [logprob_from_proto(each) for each in answer.logprobs]
 
 
+@contextmanager
+def counted_calls(whole: bool) -> Iterator[list[int]]:
+    """Count the messages that have all of a hand-off; none may have unless `whole`."""
+    joined: list[int] = []
+    encode = frames.encode_several
+
+    def counted(parts: Any) -> bytes:
+        joined.append(len(message := encode(parts)))
+        return message
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames, "encode_several", counted)
+        if not whole:
+            patched.setattr(sender, "WHOLE_BYTES", -1)
+        yield joined
+
+
 async def compare(
     folder: Path, name: str, dtype: torch.dtype, ranks: int, rng: random.Random
 ) -> None:
     prompts = prompts_of(name, rng)
     params = SamplingParams(max_tokens=TOKENS, top_p=0.95, ignore_eos=True, logprobs=5)
     draws = [replace(params, seed=rng.getrandbits(63)) for _ in prompts]
-    with engines(folder, dtype, (ranks, ranks)) as made:
-        wanted = alone(made[1], prompts, draws)
-        for channel in CHANNELS:
-            found = await handed_over(made, channel, prompts, draws)
+    with engines(folder, dtype, (ranks, ranks, ranks)) as (in_parts, decode, whole):
+        wanted = alone(decode, prompts, draws)
+        for channel, prefill in (*((channel, in_parts) for channel in CHANNELS), ("grpc", whole)):
+            with counted_calls(prefill is whole) as calls:
+                found = await handed_over((prefill, decode), channel, prompts, draws)
             for output, answer in zip(wanted, found, strict=True):
                 assert answer.token_ids == list(output.token_ids), channel
                 assert as_bytes(said(answer)) == as_bytes(output.logprobs), channel
+            assert bool(calls) == (prefill is whole)
 
 
 @pytest.mark.parametrize(("name", "dtype"), OF_ONE, ids=as_name)

@@ -269,17 +269,17 @@ async def test_a_corrupted_prefix_is_computed(
     async with running(p, d), session(d) as router:
         second, kept = await first_turn(router, p, seeded)
         await p.clean()
-        encode = frames.encode_segment
+        parts_of = frames.parts_of_segment
         corrupted: list[bool] = []
 
-        def corrupt_once(*args: Any) -> bytes:
-            message = encode(*args)
+        def corrupt_once(*args: Any) -> list[bytes]:
+            message = b"".join(parts_of(*args))
             if len(message) > HEADER_BYTES + 8 and not corrupted:
                 corrupted.append(True)
                 message = message[:-1] + bytes([message[-1] ^ 1])
-            return message
+            return [message]
 
-        monkeypatch.setattr(frames, "encode_segment", corrupt_once)
+        monkeypatch.setattr(frames, "parts_of_segment", corrupt_once)
         _, answer = await router.start(second, greedy(9), [p])
         assert (await answer.end()).usage.cached_tokens < kept
         assert answer.token_ids == expected_tokens(HashModel(), second, 9)

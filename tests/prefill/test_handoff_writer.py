@@ -48,9 +48,11 @@ class HeldChannel:
         self._memory = memory
         self._written = Received(0, 0, 0)
 
-    def open(self, claim: Claim, target: Holder, on_moving: Callable[..., None]) -> "HeldChannel":
+    def open(
+        self, claim: Claim, target: Holder, on_moving: Callable[..., None], size: int | None = None
+    ) -> "HeldChannel":
         assert (claim, target) == (CLAIM, TARGET)
-        self._on_moving = on_moving
+        self._on_moving, self.size = on_moving, size
         return self
 
     async def write(self, segment: Segment, holder: Holder) -> None:
@@ -128,7 +130,7 @@ class Bench:
         """Let the writer go on by one state."""
         steps: dict[WriterState, Callable[[], object]] = {
             S.WAITING: self._grant,
-            S.CONNECTING: self.channel.connected.set,
+            S.CONNECTING: self._connect,
             S.POSTING: self._compute,
             S.POSTED: lambda: self.prompt.on_complete(0.0),
             S.FLUSHING: self.channel.flushed.set,
@@ -144,14 +146,22 @@ class Bench:
         await self.writer.write(CLAIM, TARGET, 0)
         await self.writer.receipt()
 
+    def _connect(self) -> None:
+        """Connect, and report that the first recurrent layer is computed."""
+        self.channel.connected.set()
+        self._computed(1, 0, last=False)
+
     def _compute(self) -> None:
         """Report that every layer is computed, as the engine does before it samples."""
+        self._computed(len(SLOTS.layers), len(PAGES.layers), last=True)
+
+    def _computed(self, recurrent: int, attention: int, last: bool) -> None:
         pages = tuple(range(-(-self.tokens // PAGES.page_size)))
-        parked_state = Parked(slot=0, pages=pages, computed=self.tokens)
-        layers = LayersComputed(
-            "r", 0, len(SLOTS.layers), len(PAGES.layers), last=True, parked_state=parked_state
+        computed = self.tokens if last else 0
+        parked_state = Parked(slot=0, pages=pages, computed=computed)
+        self.prompt.on_layers(
+            LayersComputed("r", 0, recurrent, attention, last=last, parked_state=parked_state), 0.0
         )
-        self.prompt.on_layers(layers, 0.0)
 
     def stop(self) -> None:
         if self.writing is not None:
@@ -248,6 +258,19 @@ async def test_done_is_said_once_by_the_writer_or_by_who_took_it(seeded: random.
         assert bench.writer.state is S.FLUSHING
         assert bench.writer.take_done() is None
         assert [m.WhichOneof("kind") for m in bench.sent] == ([] if taken else ["done"])
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["all at once", "in parts"])
+async def test_a_channel_is_told_how_much_comes_where_all_is_there(
+    ahead: bool, seeded: random.Random
+) -> None:
+    bench = Bench(seeded.randint(1, 60))
+    if ahead:
+        bench._compute()
+    await bench.reach(S.RECEIVED)
+    written = bench.channel._written
+    assert written.bytes_kv == bench.tokens * PAGES.token_bytes
+    assert bench.channel.size == (written.bytes_state + written.bytes_kv if ahead else None)
 
 
 async def test_a_receipt_of_other_counts_is_a_loss_of_data(seeded: random.Random) -> None:

@@ -67,14 +67,20 @@ class Wire:
             on_broken=lambda ticket, error: self.broken.append(error),
         )
 
-    def open(self, ticket: Ticket, claim: Claim | None = None) -> WriteOperation:
-        """Open a write, and tell the receiver at once what the control stream would carry."""
+    def open(
+        self, ticket: Ticket, claim: Claim | None = None, size: int | None = None
+    ) -> WriteOperation:
+        """Open a write, and tell the receiver at once what the control stream would carry.
+
+        size: payload bytes of all that will be written; None: not known.
+        """
         return self.connection.open(
             claim or ticket.claim,
             TARGET,
             lambda under_way, segments: self.receiver.moving(
                 ticket.ticket_id, ticket.generation, under_way, segments
             ),
+            size,
         )
 
     def target_bytes(self) -> bytes:

@@ -70,8 +70,13 @@ class Sender(Protocol):
         """Payload bytes of a segment at which the channel is fastest."""
         ...
 
-    def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> WriteOperation:
-        """Begin a hand-off into the peer's `target`. Does not wait."""
+    def open(
+        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+    ) -> WriteOperation:
+        """Begin a hand-off into the peer's `target`. Does not wait.
+
+        size: payload bytes of all that will be written; None: not known.
+        """
         ...
 
     def heard(self) -> None:

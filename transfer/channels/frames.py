@@ -1,12 +1,15 @@
 """The wire format of the gRPC channel: one opening frame, one frame for each segment, one reply.
 
-The notification of each NIXL write has the same form: an opening, and a segment without payload.
+Small writes go whole, several in one message, each behind its length: an opening, and each segment
+behind its length. So do the replies to them. The notification of each NIXL write is an opening, and
+a segment without payload.
 
 All integers are little-endian.
 
 opening  magic "BTN1", 4 zero bytes, ticket u64, generation u64, prompt hash u64, sampling hash u64
 segment  kind u8, verified u8, first layer u16, end layer u16 (0 and 0: all of them), 2 zero bytes,
          start u64, end u64, checksum u64; then the payload
+length   u64, of what stands behind it
 reply    outcome u8 (0: success), 7 zero bytes, segments u64, state bytes u64, KV bytes u64;
          then the error message in UTF-8 where outcome is not 0
 
@@ -14,7 +17,7 @@ The checksum is xxh3-64 over the header before it and the payload; 0 where verif
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -27,6 +30,7 @@ MAGIC = b"BTN1"
 _OPENING = struct.Struct("<4s4xQQQQ")
 _PREFIX = struct.Struct("<BBHH2xQQ")
 _CHECKSUM = struct.Struct("<Q")
+_LENGTH = struct.Struct("<Q")
 _REPLY = struct.Struct("<B7xQQQ")
 _OUTCOMES: tuple[type[TransferError], ...] = (ChecksumError, TicketError, FrameError)
 _KINDS = {kind.value: kind for kind in Kind}
@@ -84,7 +88,7 @@ def encode_header(header: Header) -> bytes:
     return _prefix(header.segment, verified) + _CHECKSUM.pack(header.checksum or 0)
 
 
-def decode_header(frame: bytes) -> Header:
+def decode_header(frame: bytes | memoryview) -> Header:
     """Read the header at the start of `frame`. Raises FrameError."""
     if len(frame) < HEADER_BYTES:
         raise FrameError(
@@ -100,18 +104,55 @@ def decode_header(frame: bytes) -> Header:
     return Header(Segment(_KINDS[kind], start, end, layers), checksum if verified else None)
 
 
-def encode_segment(
+def parts_of_segment(
     segment: Segment, payload: Sequence[memoryview], checked: Sequence[memoryview] | None
-) -> bytes:
-    """Return one message. Joining its parts is the only copy of the payload.
+) -> list[bytes | memoryview]:
+    """Return the parts of a segment's frame. Joining them is the only copy of the payload.
 
     checked: the bytes whose checksum it carries, see `Memory.checked`; None: it carries none.
     """
     header = Header(segment, None if checked is None else checksum_of(segment, checked))
-    return b"".join((encode_header(header), *payload))
+    return [encode_header(header), *payload]
 
 
-def decode_segment(frame: bytes) -> tuple[Segment, memoryview]:
+def encode_segment(
+    segment: Segment, payload: Sequence[memoryview], checked: Sequence[memoryview] | None
+) -> bytes:
+    """Return one message; see `parts_of_segment`."""
+    return b"".join(parts_of_segment(segment, payload, checked))
+
+
+def parts_of_whole(
+    claim: Claim, segments: Iterable[Sequence[bytes | memoryview]]
+) -> list[bytes | memoryview]:
+    """Return the parts of a write that goes whole. segments: each in the parts of its frame."""
+    return [encode_opening(claim), *_behind_lengths(segments)]
+
+
+def decode_whole(frame: memoryview) -> tuple[Claim, list[memoryview]]:
+    """Return the claim, and the frame of each segment, a view into `frame`. Raises FrameError."""
+    claim = decode_opening(bytes(frame[: _OPENING.size]))
+    return claim, decode_several(frame[_OPENING.size :])
+
+
+def encode_several(frames: Iterable[Sequence[bytes | memoryview]]) -> bytes:
+    """Return one message of several frames, each given in parts."""
+    return b"".join(_behind_lengths(frames))
+
+
+def decode_several(message: bytes | memoryview) -> list[memoryview]:
+    """Return each frame of the message, a view into it. Raises FrameError."""
+    whole, at, found = memoryview(message), 0, []
+    while at < len(whole):
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(whole, at)[0] if begin <= len(whole) else begin
+        if at > len(whole):
+            raise FrameError("a message is cut short", f"at least {at} bytes", str(len(whole)))
+        found.append(whole[begin:at])
+    return found
+
+
+def decode_segment(frame: bytes | memoryview) -> tuple[Segment, memoryview]:
     """Return the segment and its payload, a view into `frame`.
 
     Raises FrameError or ChecksumError.
@@ -129,6 +170,15 @@ def encode_note(claim: Claim, header: Header) -> bytes:
 def decode_note(note: bytes) -> tuple[Claim, Header]:
     """Read what `encode_note` wrote. Raises FrameError."""
     return decode_opening(note[: _OPENING.size]), decode_header(note[_OPENING.size :])
+
+
+def _behind_lengths(
+    frames: Iterable[Sequence[bytes | memoryview]],
+) -> Iterator[bytes | memoryview]:
+    """Yield the parts of each frame behind its length."""
+    for each in frames:
+        yield _LENGTH.pack(sum(map(len, each)))
+        yield from each
 
 
 def _prefix(segment: Segment, verified: bool) -> bytes:

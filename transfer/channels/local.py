@@ -67,7 +67,9 @@ class LocalSender:
         self._context = context
         self.link = LinkRate()
 
-    def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> "LocalWriteOperation":
+    def open(
+        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+    ) -> "LocalWriteOperation":
         """Begin a hand-off. `target` is not used: the ticket names it."""
         return LocalWriteOperation(self._landing, claim, self._context, self.link)
 

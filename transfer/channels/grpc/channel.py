@@ -4,7 +4,11 @@ from grpc import aio
 
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Capabilities, Channel
-from baton.transfer.channels.grpc.receiver import GrpcReceiver, StateChannelServicer
+from baton.transfer.channels.grpc.receiver import (
+    GrpcReceiver,
+    StateChannelServicer,
+    takes_whole,
+)
 from baton.transfer.channels.grpc.sender import GrpcSender
 from baton.transfer.errors import ChannelError
 
@@ -24,8 +28,8 @@ class GrpcChannel(Channel):
     async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> GrpcSender:
         """Connect without waiting: where nobody listens, the first hand-off says so.
 
-        endpoint: empty. The peer takes state where it takes everything else.
+        endpoint: what the peer understands. It takes state where it takes everything else.
         """
         if self.context.credentials is None:
             raise ChannelError("this worker has no certificate to show to others")
-        return GrpcSender(peer, self.context, self.context.credentials)
+        return GrpcSender(peer, self.context, self.context.credentials, takes_whole(endpoint))

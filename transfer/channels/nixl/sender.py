@@ -37,7 +37,9 @@ class NixlSender:
         self._ended: list[tuple[Post, ChannelError | None]] = []  # in this poll; so has it these
         self.link = LinkRate()  # so has it this one
 
-    def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> NixlWriteOperation:
+    def open(
+        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+    ) -> NixlWriteOperation:
         pages = self._context.memory.pages
         return NixlWriteOperation(
             self,
