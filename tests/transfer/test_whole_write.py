@@ -173,10 +173,11 @@ async def test_hand_offs_that_are_there_together_leave_together(
     async with connected("grpc") as wire:
         tickets = [wire.grant() for _ in range(4)]
         wire.tickets.close(tickets[1])
+        sending = [asyncio.ensure_future(send(wire, ticket)) for ticket in tickets[:3]]
+        await asyncio.sleep(0)  # they wait to leave now
         cancelled = opened(wire, tickets[3])
         for segment in ALL:
             await cancelled.write(segment, SOURCE)
-        sending = [asyncio.ensure_future(send(wire, ticket)) for ticket in tickets[:3]]
         cancelled.cancel()
         ended = await asyncio.gather(*sending, return_exceptions=True)
         assert isinstance(ended[1], TicketError)
