@@ -235,6 +235,13 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
         wire.connection = there
 
 
+async def test_a_write_over_a_closed_connection_is_an_error() -> None:
+    async with connected("grpc") as wire:
+        await wire.connection.close()
+        with pytest.raises(ChannelError, match="broke: Channel is closed"):
+            await send(wire, wire.grant())
+
+
 async def test_a_peer_that_does_not_reply_is_an_error_within_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,11 +21,11 @@ class WholeWriteOperation:
         size: int,
         context: ChannelContext,
     ) -> None:
-        """leave: has `parts` sent, then calls `left`, then `replied` or `failed`. size: the payload
+        """leave: has `parts` sent and calls `left`, then `replied`; or `failed`. size: the payload
         bytes of all segments."""
         self._leave = leave
         self._claim = claim
-        self._more = size
+        self.nbytes = self._more = size
         self._context = context
         self._segments: list[Sequence[bytes | memoryview]] = []  # in parts, which alias the pool
         self._leaves = False
@@ -79,7 +79,8 @@ class WholeWriteOperation:
     def left(self) -> None:
         """Note that the message is made."""
         self._segments.clear()
-        self._left.set_result(None)
+        if not self._left.done():
+            self._left.set_result(None)
 
     def replied(self, reply: bytes) -> None:
         """Take the receiver's word."""
@@ -88,6 +89,7 @@ class WholeWriteOperation:
 
     def failed(self, why: ChannelError) -> None:
         """Note that no reply comes."""
+        self.left()
         if not self._reply.done():
             self._reply.set_exception(why)
 

@@ -42,31 +42,30 @@ class WholeWrites:
         waiting = [each for each in self._waiting if not each.cancelled]
         self._waiting = []
         while waiting:
-            parts: list[list[bytes | memoryview]] = []
-            nbytes = 0
-            while nbytes < JOINED_BYTES and len(parts) < len(waiting):
-                parts.append(waiting[len(parts)].parts)
-                nbytes += sum(map(len, parts[-1]))
-            message = frames.encode_several(parts)
-            together, waiting = waiting[: len(parts)], waiting[len(parts) :]
-            for each in together:
-                each.left()
-            call = child(self._send(message, together))
+            together, nbytes = 0, 0
+            while nbytes < JOINED_BYTES and together < len(waiting):
+                nbytes += waiting[together].nbytes
+                together += 1
+            call = child(self._send(waiting[:together]))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
+            waiting = waiting[together:]
 
-    async def _send(self, message: bytes, together: list[WholeWriteOperation]) -> None:
+    async def _send(self, together: list[WholeWriteOperation]) -> None:
         """Send one message and tell its hand-offs what became of each."""
         arrived = 0
         self._link.begin()
         try:
+            message = frames.encode_several(each.parts for each in together)
+            for each in together:
+                each.left()
             replies = frames.decode_several(await self._rpc(message, timeout=self._lease_s))
             if len(replies) != len(together):
                 raise FrameError("a reply to writes", f"{len(together)} parts", str(len(replies)))
             arrived = len(message)
             for writing, reply in zip(together, replies, strict=True):
                 writing.replied(bytes(reply))
-        except (aio.AioRpcError, FrameError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # each waits for a word
             for writing in together:
                 writing.failed(ChannelError(self._why(error)))
         finally:
