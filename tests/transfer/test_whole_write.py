@@ -31,6 +31,7 @@ from baton.transfer.channels import frames
 from baton.transfer.channels.ends import Sender
 from baton.transfer.channels.grpc import receiver, sender, whole_writes
 from baton.transfer.channels.grpc.receiver import WHOLE_METHOD
+from baton.transfer.channels.grpc.sender import GrpcSender
 from baton.transfer.channels.grpc.whole_write import WholeWriteOperation
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.channels.link_rate import LinkRate
@@ -205,15 +206,21 @@ class Counted(LinkRate):
         self.arrived.append(size > 0)
 
 
+def count_on(link: Counted, sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `sender` measure by `link`."""
+    assert isinstance(sender, GrpcSender)
+    monkeypatch.setattr(sender._whole, "_link", link)
+
+
 async def test_the_link_is_measured_by_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected("grpc") as wire:
         link = Counted()
-        monkeypatch.setattr(wire.connection._whole, "_link", link)
+        count_on(link, wire.connection, monkeypatch)
         for _ in range(4):  # the first stretch connects, and one is not enough
             await send(wire, wire.grant())
         assert link.bytes_per_s > 0
         wire.connection, there = await away(wire, "127.0.0.1:1"), wire.connection
-        monkeypatch.setattr(wire.connection._whole, "_link", link)
+        count_on(link, wire.connection, monkeypatch)
         with pytest.raises(ChannelError):
             await send(wire, wire.grant())
         await wire.connection.close()
