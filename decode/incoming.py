@@ -18,7 +18,6 @@ from baton.rpc.errors import error_of, make_error
 from baton.transfer.errors import TransferError
 from baton.transfer.handoff import HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
-from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Received, Ticket
 
 
@@ -159,13 +158,11 @@ class IncomingHandoff:
         """Issue a ticket for the memory and send it to the prefill worker."""
         ticket = self._rank.tickets.grant(
             *self.key,
-            Holder(reservation.slot, reservation.pages),
-            reservation.tokens,
+            reservation.state,
             prompt_hash=prompt_hash(self._request.prompt_ids, self._request.cache_salt),
             sampling_hash=sampling_hash(self._request.sampling),
             on_received=self._on_received,
             on_broken=self._on_broken,
-            kv_from=reservation.kv_from,
         )
         self._destination = _Destination(ticket, reservation)
         self._handoff.move(HandoffState.RESERVED)
@@ -174,9 +171,9 @@ class IncomingHandoff:
             attempt=ticket.attempt,
             ticket_id=ticket.ticket_id,
             generation=ticket.generation,
-            slot=reservation.slot,
-            pages=reservation.pages,
-            kv_from=ticket.kv_from,
+            slot=reservation.state.slot,
+            pages=reservation.state.pages,
+            kv_from=reservation.state.kv_from,
             prompt_hash=ticket.prompt_hash,
             sampling_hash=ticket.sampling_hash,
         )

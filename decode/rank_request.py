@@ -143,7 +143,7 @@ class RankRequest:
     def on_complete(self, reservation: Reservation, layers_ended_s: float) -> None:
         """Have the engine take over what was handed over."""
         self._timings.on_complete(layers_ended_s)
-        self._answer.received(reservation.kv_from)
+        self._answer.received(reservation.state.kv_from)
         self._phase.move(Phase.ADOPTING)
         # The prefill worker has scored the prompt. If the engine were asked to score it as well, a
         # preempted request could not resume from the cache.

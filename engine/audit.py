@@ -42,7 +42,7 @@ def audit(
         findings += _compare(pages, owner, [page for r in mine for page in r.owned])
     findings += _compare(rows, Owner.LIVE, [r.table_row for r in requests if r.table_row])
     for owner, held in ((Owner.TICKET, reservations), (Owner.QUARANTINE, quarantined)):
-        findings += _compare(slots, owner, [r.slot for r in held])
+        findings += _compare(slots, owner, [r.state.slot for r in held])
         findings += _compare(pages, owner, [page for r in held for page in r.owned])
     cached_pages, cached_slots = cache.tree.owned()
     findings += _compare(slots, Owner.CACHE, cached_slots)

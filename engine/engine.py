@@ -239,13 +239,13 @@ class Engine:
 
     def parked_state(self, request_id: str) -> Parked:
         """Return where a hold request's state lies, from its Scheduled event on. Its pages stay the
-        same until it is released or cancelled; `computed` grows with its chunks.
+        same until it is released or cancelled; its tokens grow with its chunks.
         """
         request = self._requests.named(request_id)
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         kept = self._donations.kept_tokens(request)
-        return Parked(request.slot, tuple(request.pages), request.settled, kept)
+        return Parked(request.settled_state, kept)
 
     def destined(self, request_id: str) -> None:
         """Note that a hold request, if it is still here, has a destination. Requests that wait for
@@ -294,10 +294,10 @@ class Engine:
         Raises RequestError; then the reservation stands as it was.
         """
         computed = len(spec.prompt_ids) + len(spec.output_ids) - 1
-        if not spec.output_ids or spec.hold or computed != reservation.tokens:
+        if computed != (reserved := reservation.state.tokens) or not spec.output_ids or spec.hold:
             raise RequestError(
-                f"a hand-off into a reservation of {reservation.tokens} tokens needs prompt and "
-                f"output ids of {reservation.tokens + 1} tokens, at least one of them output, and "
+                f"a hand-off into a reservation of {reserved} tokens needs prompt and "
+                f"output ids of {reserved + 1} tokens, at least one of them output, and "
                 f"no hold; got {len(spec.prompt_ids)} + {len(spec.output_ids)}"
             )
         self.reservations.check_adoptable(reservation, spec.cache_salt)

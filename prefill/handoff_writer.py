@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.state_ref import StateRef
 from baton.engine.layout.layout import PageLayout
 from baton.prefill.messages import HandoffMessages
 from baton.prefill.open_writes import WrittenTicket
@@ -14,7 +15,6 @@ from baton.prefill.writer_state import ALLOWED, WriterState
 from baton.proto import handoff_pb2
 from baton.transfer.channels.ends import WriteOperation
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.state_machine import StateMachine
 from baton.transfer.tickets import Claim, Received
@@ -59,14 +59,14 @@ class HandoffWriter:
         self._ticket = self._peer.ticket(claim.ticket_id, claim.generation)
         self._peer.open_writes.opened(self._ticket)
 
-    async def write(self, claim: Claim, target: Holder, kv_from: int) -> None:
+    async def write(self, claim: Claim, target: StateRef) -> None:
         """Post the prompt's state as it is computed. Return once it has left this engine's memory.
 
-        target: the rank's memory. kv_from: the rank has the KV of the tokens below it already.
+        target: the rank's memory, which has the KV of the tokens below `kv_from` already.
         Raises TransferError.
         """
         sender = await self._peer.sender()
-        self._prompt.begin(kv_from, sender.segment_bytes)
+        self._prompt.begin(target.kv_from, sender.segment_bytes)
         segments = await self._prompt.take()
         # What is computed as a whole may leave as a whole, and cost less.
         size = sum(map(self._size_of, segments)) if self._prompt.all_taken else None

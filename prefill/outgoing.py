@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import StoppedError
+from baton.core.state_ref import StateRef
 from baton.core.supervised import OnFailure, spawn
 from baton.engine.request.events import (
     ChunkComputed,
@@ -31,7 +32,6 @@ from baton.rpc.streams import check_cancelled
 from baton.transfer.errors import ChannelError, TicketError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
-from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim
 from baton.worker.caller_span import CallerSpan
 from baton.worker.context import WorkerContext
@@ -195,8 +195,8 @@ class OutgoingHandoff:
             self._end(HandoffState.COMPLETE, "ended at its first token", event.reason.value)
 
     async def _write(self, claim: Claim, destination: handoff_pb2.Destination) -> None:
-        target = Holder(destination.slot, tuple(destination.pages))
-        await self._writer.write(claim, target, destination.kv_from)
+        target = StateRef(destination.slot, tuple(destination.pages), kv_from=destination.kv_from)
+        await self._writer.write(claim, target)
         self._engine.release()  # the pools need not wait for the rank's receipt
         self._released = True
         await self._writer.receipt()

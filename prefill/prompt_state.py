@@ -2,9 +2,10 @@
 
 import asyncio
 
+from baton.core.state_ref import StateRef
 from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
-from baton.transfer.memory.regions import Holder, Memory
+from baton.transfer.memory.regions import Memory
 from baton.transfer.memory.segments import Segment
 from baton.transfer.outflow import Outflow
 
@@ -25,10 +26,10 @@ class PromptState:
         self._changed = asyncio.Event()
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> StateRef:
         """The slot and the pages that the prompt's state lies in."""
         assert self._parked_state is not None
-        return Holder(self._parked_state.slot, self._parked_state.pages)
+        return self._parked_state.state
 
     @property
     def cached_state(self) -> int:
@@ -44,7 +45,7 @@ class PromptState:
     def on_parked_state(self, parked_state: Parked) -> None:
         """Note where the state lies, and how many tokens are computed in all layers."""
         self._parked_state = parked_state
-        self._outflow.computed(parked_state.computed)
+        self._outflow.computed(parked_state.state.tokens)
         self._changed.set()
 
     def on_layers(self, computed: LayersComputed, at_s: float) -> None:

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from baton.core.state_ref import StateRef
 from baton.transfer.errors import FrameError, TicketError, TransferError
 from baton.transfer.memory.coverage import Coverage, LayeredCoverage
-from baton.transfer.memory.regions import Holder, Memory
+from baton.transfer.memory.regions import Memory
 from baton.transfer.memory.segments import Kind, Segment, nbytes
 
 
@@ -29,7 +30,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ticket:
-    """The right to write one request's KV of tokens [kv_from, tokens) and its whole state.
+    """The right to write one request's KV of the target's tokens [kv_from, tokens) and its whole
+    state.
 
     Made by `TicketTable.grant`.
     """
@@ -38,9 +40,7 @@ class Ticket:
     generation: int
     request_id: str
     attempt: int
-    holder: Holder
-    tokens: int
-    kv_from: int
+    target: StateRef
     prompt_hash: int
     sampling_hash: int
     state: Kind = Kind.STATE  # or SNAPSHOT: which kind of state the slot receives
@@ -138,17 +138,15 @@ class TicketTable:
         self,
         request_id: str,
         attempt: int,
-        holder: Holder,
-        tokens: int,
+        target: StateRef,
         *,
         prompt_hash: int,
         sampling_hash: int,
         on_received: OnReceived,
         on_broken: OnBroken,
-        kv_from: int = 0,
         state: Kind = Kind.STATE,
     ) -> Ticket:
-        """Open a ticket to write into `holder`. Ids are reused, generations never.
+        """Open a ticket to write into `target`. Ids are reused, generations never.
 
         state: the kind of state that may be written, STATE or SNAPSHOT.
         """
@@ -160,9 +158,7 @@ class TicketTable:
                 self._generation,
                 request_id,
                 attempt,
-                holder,
-                tokens,
-                kv_from,
+                target,
                 prompt_hash,
                 sampling_hash,
                 state,
@@ -190,7 +186,7 @@ class TicketTable:
         )
 
     def take(
-        self, claim: Claim, segment: Segment, size: int, put: Callable[[Holder], None]
+        self, claim: Claim, segment: Segment, size: int, put: Callable[[StateRef], None]
     ) -> None:
         """Check a segment of `size` bytes, call `put` with its place, and count it as arrived.
 
@@ -203,7 +199,7 @@ class TicketTable:
                 raise _closed(claim)
             layers = segment.layers or (0, len(self._memory.pages.layers))
             self._check(entry, segment, layers, size)
-            put(entry.ticket.holder)
+            put(entry.ticket.target)
             entry.add(segment, layers, size)
         self._tell(lambda: entry.on_received(entry.ticket))
 
@@ -230,7 +226,7 @@ class TicketTable:
         entry = self._entry(ticket.claim)
         with entry.lock:
             state = entry.state.covers(0, self._memory.slots.state_bytes)
-            return state and entry.kv.covers(ticket.kv_from, ticket.tokens)
+            return state and entry.kv.covers(ticket.target.kv_from, ticket.target.tokens)
 
     def broken(self, claim: Claim, error: TransferError) -> None:
         """Tell the ticket's owner that its bytes cannot be used. A closed ticket is ignored."""
@@ -284,7 +280,7 @@ class TicketTable:
         ticket, most = entry.ticket, len(self._memory.pages.layers)
         low, high = 0, self._memory.slots.state_bytes
         if segment.kind is Kind.KV:
-            low, high = ticket.kv_from, ticket.tokens
+            low, high = ticket.target.kv_from, ticket.target.tokens
         elif segment.kind is not ticket.state or segment.layers is not None:
             raise FrameError(
                 f"ticket {ticket.ticket_id} takes no {segment}",

@@ -20,7 +20,6 @@ from baton.rpc.peer_channels import PeerChannels
 from baton.transfer.channels.channel_set import Receiver
 from baton.transfer.errors import TransferError
 from baton.transfer.hashes import prompt_hash
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Received, Ticket, TicketTable
 from baton.worker.channels import WorkerChannels
@@ -119,7 +118,7 @@ class PrefixFetcher:
             began = time.monotonic()
             found = await self._fill(source, prefix, reserved)
             if found == len(prefix):
-                size = _bytes(self._context.engine.plan, len(prefix) - reserved.kv_from)
+                size = _bytes(self._context.engine.plan, len(prefix) - reserved.state.kv_from)
                 self._cost.took(size, time.monotonic() - began)
                 return Outcome.FETCHED
             if not found:
@@ -200,13 +199,11 @@ class PrefixFetcher:
         ticket = self._tickets.grant(
             reservation.request_id,
             0,
-            Holder(reservation.slot, reservation.pages),
-            reservation.tokens,
+            reservation.state,
             prompt_hash=prompt_hash(prefix.token_ids, prefix.salt),
             sampling_hash=0,
             on_received=lambda _: None,
             on_broken=lambda *_: None,  # the source is told, and reports it
-            kv_from=reservation.kv_from,
             state=Kind.SNAPSHOT,
         )
         try:
@@ -216,7 +213,7 @@ class PrefixFetcher:
                 cache_salt=prefix.salt,
                 ticket_id=ticket.ticket_id,
                 generation=ticket.generation,
-                kv_from=ticket.kv_from,
+                kv_from=ticket.target.kv_from,
             )
             stub = handoff_pb2_grpc.PrefixesStub(await self._peers.to(source))
             reply = await stub.Fetch(request, timeout=self._deadline_s)

@@ -8,6 +8,7 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
+from baton.core.state_ref import StateRef
 from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.handoff.prefix_share import Loan
@@ -19,7 +20,6 @@ from baton.transfer.channels import frames
 from baton.transfer.channels.ends import Lender, WriteOperation
 from baton.transfer.errors import ChannelError, TransferError
 from baton.transfer.hashes import prompt_hash
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment, cut_prefix, nbytes
 from baton.transfer.tickets import Claim, Received
 from baton.worker.channels import WorkerChannels
@@ -62,8 +62,8 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         if loan is None:
             return handoff_pb2.FetchedPrefix()
         try:
-            if loan.tokens < len(prefix):
-                return handoff_pb2.FetchedPrefix(tokens=loan.tokens)
+            if loan.state.tokens < len(prefix):
+                return handoff_pb2.FetchedPrefix(tokens=loan.state.tokens)
             sent = await self._write(request, loan)
         except TransferError as error:
             said = error_of(error, self._context.worker_id)
@@ -71,7 +71,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         finally:
             self._give_back(loan)
         return handoff_pb2.FetchedPrefix(
-            tokens=loan.tokens,
+            tokens=loan.state.tokens,
             segments=sent.segments,
             bytes_state=sent.bytes_state,
             bytes_kv=sent.bytes_kv,
@@ -107,8 +107,8 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
             return
         lender = self._lender(request)
         try:
-            if lender is None or loan.tokens < len(prefix):
-                await context.write(handoff_pb2.LentPrefix(tokens=loan.tokens))
+            if lender is None or loan.state.tokens < len(prefix):
+                await context.write(handoff_pb2.LentPrefix(tokens=loan.state.tokens))
             else:
                 await self._lend(lender, request, loan, messages, context)
         finally:
@@ -131,9 +131,12 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         context: aio.ServicerContext,
     ) -> None:
         memory, limit = self._context.memory, lender.segment_bytes
-        segments = cut_prefix(memory.slots, memory.pages, request.kv_from, loan.tokens, limit)
+        segments = cut_prefix(memory.slots, memory.pages, request.kv_from, loan.state.tokens, limit)
         lent = handoff_pb2.LentPrefix(
-            tokens=loan.tokens, slot=loan.slot, pages=loan.pages, segment_bytes=limit
+            tokens=loan.state.tokens,
+            slot=loan.state.slot,
+            pages=loan.state.pages,
+            segment_bytes=limit,
         )
         if lender.verify:
             lent.checksums.extend(await asyncio.to_thread(self._checksums, segments, loan))
@@ -150,10 +153,10 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
                 pass
             # Count before the last message: on its arrival the caller ends the call and this task.
             lender.count(segments)
-            await context.write(handoff_pb2.LentPrefix(tokens=loan.tokens, held=True))
+            await context.write(handoff_pb2.LentPrefix(tokens=loan.state.tokens, held=True))
 
     def _checksums(self, segments: list[Segment], loan: Loan) -> list[int]:
-        memory, holder = self._context.memory, Holder(loan.slot, loan.pages)
+        memory, holder = self._context.memory, loan.state
         return [frames.checksum_of(s, memory.read(s, holder)) for s in segments]
 
     async def _grant_loan(self, prefix: SaltedPrefix) -> Loan | None:
@@ -179,9 +182,9 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         hashed = prompt_hash(request.token_ids, request.cache_salt)
         claim = Claim(request.ticket_id, request.generation, hashed, 0)
         memory, kv_from = self._context.memory, request.kv_from
-        size = memory.slots.state_bytes + (loan.tokens - kv_from) * memory.pages.token_bytes
+        size = memory.slots.state_bytes + (loan.state.tokens - kv_from) * memory.pages.token_bytes
         # A fenced channel takes the place of the bytes from the ticket, not from the holder.
-        writing = sender.open(claim, Holder(0, ()), lambda under_way, segments: None, size)
+        writing = sender.open(claim, StateRef(0, ()), lambda under_way, segments: None, size)
         try:
             return await self._write_all(writing, loan, kv_from, sender.segment_bytes)
         except (TransferError, asyncio.CancelledError):
@@ -194,9 +197,9 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
     async def _write_all(
         self, writing: WriteOperation, loan: Loan, kv_from: int, limit: int
     ) -> Received:
-        memory, holder = self._context.memory, Holder(loan.slot, loan.pages)
+        memory, holder = self._context.memory, loan.state
         sent = Received(0, 0, 0)
-        segments = cut_prefix(memory.slots, memory.pages, kv_from, loan.tokens, limit)
+        segments = cut_prefix(memory.slots, memory.pages, kv_from, loan.state.tokens, limit)
         for segment in segments:
             await writing.write(segment, holder)
             sent = sent.plus(segment.kind, nbytes(segment, memory.pages))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpc import aio
 
+from baton.core.state_ref import StateRef
 from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.request.request import Reservation
@@ -17,7 +18,6 @@ from baton.transfer.channels import frames
 from baton.transfer.channels.base import Channel
 from baton.transfer.channels.ends import Reader
 from baton.transfer.errors import ChannelError, TransferError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment, cut_prefix
 from baton.worker.context import WorkerContext
 
@@ -111,7 +111,7 @@ class PrefixReader:
                 hello=self._context.hello,
                 token_ids=prefix.token_ids,
                 cache_salt=prefix.salt,
-                kv_from=reservation.kv_from,
+                kv_from=reservation.state.kv_from,
                 channel=channel.name,
             )
             await call.write(wanted)
@@ -137,14 +137,14 @@ class PrefixReader:
     ) -> None:
         memory = self._context.memory
         segments = cut_prefix(
-            memory.slots, memory.pages, reservation.kv_from, lent.tokens, lent.segment_bytes
+            memory.slots, memory.pages, reservation.state.kv_from, lent.tokens, lent.segment_bytes
         )
-        into = Holder(reservation.slot, reservation.pages)
-        await reader.read(segments, into, Holder(lent.slot, tuple(lent.pages)))
+        into = reservation.state
+        await reader.read(segments, into, StateRef(lent.slot, tuple(lent.pages)))
         if lent.checksums:
             await asyncio.to_thread(self._check, segments, lent.checksums, into)
 
-    def _check(self, segments: list[Segment], checksums: Sequence[int], into: Holder) -> None:
+    def _check(self, segments: list[Segment], checksums: Sequence[int], into: StateRef) -> None:
         """Raise ChecksumError unless the bytes of `into` have these checksums."""
         for segment, checksum in zip(segments, checksums, strict=True):
             header = frames.Header(segment, checksum)

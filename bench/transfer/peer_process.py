@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_handler
 
-from baton.bench.transfer.pools import TOKENS, Pools
+from baton.bench.transfer.pools import Pools
 from baton.core.process_end import ending_owner
 from baton.deploy.process.tuning import keep_freed_memory
 from baton.rpc.channel_options import DATA_OPTIONS
@@ -155,7 +155,6 @@ class Peer:
             "bench",
             1,
             self._pools.holder,
-            TOKENS,
             prompt_hash=1,
             sampling_hash=1,
             on_received=lambda _: self._landed.set(),

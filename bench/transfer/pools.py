@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.core.state_ref import StateRef
 from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage, RankStorages
 from baton.engine.memory.state_pool import StatePool
 from baton.transfer.memory.rank_memory import RankMemory
-from baton.transfer.memory.regions import EngineMemory, Holder, Memory
+from baton.transfer.memory.regions import EngineMemory, Memory
 from baton.transfer.memory.segments import Segment, cut_kv, cut_state
 
 PAGE_SIZE = 64
@@ -78,4 +79,4 @@ class Pools:
             self.memory = RankMemory(RankStorages(whole, PAGES, storages))
         order = list(range(1, count + 1))
         random.Random(seed).shuffle(order)
-        self.holder = Holder(SLOT, tuple(order))
+        self.holder = StateRef(SLOT, tuple(order), TOKENS)

@@ -15,6 +15,7 @@ from grpc import aio
 from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE, RECEIVER, main
 from baton.bench.transfer.pools import Pools, TransferCase
 from baton.core.process_end import ending_owner
+from baton.core.state_ref import StateRef
 from baton.deploy.certs.cluster_credentials import ClusterCredentials
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
@@ -27,7 +28,7 @@ from baton.transfer.channels.ends import Reader, Sender
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.plan import PAGES, SLOTS
 from baton.transfer.channels.poller import Poller
-from baton.transfer.memory.regions import Holder, Span
+from baton.transfer.memory.regions import Span
 from baton.transfer.memory.segments import MESSAGE_BYTES, Kind
 from baton.transfer.tickets import TicketTable
 
@@ -73,7 +74,7 @@ class Sides:
         self._senders: dict[str, Sender] = {}
         self._readers: dict[str, tuple[Reader, int]] = {}  # with the lender's segment size
         self._receiver: WorkerIdentity
-        self._target: Holder
+        self._target: StateRef
         self._spans: tuple[Span, ...]
         self.moved = 0  # bytes of the last hand-off or read by a channel of ours, as counted there
 

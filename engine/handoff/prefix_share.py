@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import RequestError
+from baton.core.state_ref import StateRef
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.salted_prefix import SaltedPrefix
@@ -23,9 +24,7 @@ from baton.engine.schedule.canary import Canary
 class Loan:
     """A locked prefix of the cache. Neither the slot nor the pages change before `give_back`."""
 
-    slot: int  # state slot; 0 where the model has no recurrent layers
-    pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
-    tokens: int
+    state: StateRef
     node: Node  # locked; for the engine's thread alone
 
 
@@ -63,7 +62,8 @@ class PrefixShare:
         if not match.depth:
             return None
         cache.lock(match.node)
-        loan = Loan(match.snapshot or 0, match.pages, match.depth, match.node)
+        state = StateRef(match.snapshot or 0, match.pages, match.depth)
+        loan = Loan(state, match.node)
         self._loans.add(loan)
         return loan
 
@@ -77,10 +77,11 @@ class PrefixShare:
         under the reservation's salt. Raises RequestError; then the reservation stands as it was.
         """
         self._reservations.check_open(reservation)
-        if len(token_ids) != reservation.tokens or reservation.tokens % self._pools.page_size:
+        tokens = reservation.state.tokens
+        if len(token_ids) != tokens or tokens % self._pools.page_size:
             raise RequestError(
                 f"a cached prefix needs whole pages of {self._pools.page_size} tokens, and all of "
-                f"the {reservation.tokens} tokens that were reserved for; got {len(token_ids)}"
+                f"the {tokens} tokens that were reserved for; got {len(token_ids)}"
             )
         if self._canary is not None:
             self._canary.kept(token_ids, reservation)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError, RequestError
+from baton.core.state_ref import StateRef
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_node import Snapshot
 from baton.engine.layout.owners import Owner
@@ -62,10 +63,8 @@ class Reservations:
             pools.cache.unlock_pages(node)
             return None
         slot, own = taken
-        kv_from = len(cached) * pools.page_size
-        reservation = Reservation(
-            request_id, slot, (*cached, *own), tokens, kv_from, node, own, salt
-        )
+        state = StateRef(slot, (*cached, *own), tokens, kv_from=len(cached) * pools.page_size)
+        reservation = Reservation(request_id, state, node, own, salt)
         self._open[request_id] = reservation
         return reservation
 
@@ -139,30 +138,31 @@ class Reservations:
             owner = Owner.QUARANTINE
         else:
             self._close(reservation)
-        self._pools.slots.free(reservation.slot, owner)
+        self._pools.slots.free(reservation.state.slot, owner)
         self._pools.pages.free_many(reservation.owned, owner)
         self._unlock(reservation)
 
     def adopt(self, request: Request, reservation: Reservation) -> None:
         """Give `request` what was reserved, with the state of its tokens already in it."""
+        state = reservation.state
         self._close(reservation)
         self._move(reservation, Owner.LIVE)
-        request.slot = request.state_slot = reservation.slot
-        request.pages = list(reservation.pages)
-        request.table_row = self._pools.take_row(reservation.pages, request.history)
+        request.slot = request.state_slot = state.slot
+        request.pages = list(state.pages)
+        request.table_row = self._pools.take_row(state.pages, request.history)
         request.owned = set(reservation.owned)
-        request.computed = request.settled = reservation.tokens
+        request.computed = request.settled = state.tokens
         request.admissions += 1
         request.node = reservation.node
-        self._counters.adopted_tokens += reservation.tokens
-        self._counters.transfer_hit_tokens += reservation.kv_from
+        self._counters.adopted_tokens += state.tokens
+        self._counters.transfer_hit_tokens += state.kv_from
 
     def keep(self, reservation: Reservation, key: bytes) -> None:
         """Give the cache a prefix, `key`, whose pages and state a peer has written."""
         self._close(reservation)
-        pools = self._pools
-        kept = [Snapshot(reservation.tokens, reservation.slot)] if pools.stateful else []
-        done = pools.cache.insert(key, reservation.pages, kept, salt=reservation.cache_salt)
+        pools, state = self._pools, reservation.state
+        kept = [Snapshot(state.tokens, state.slot)] if pools.stateful else []
+        done = pools.cache.insert(key, state.pages, kept, salt=reservation.cache_salt)
         spare = set(done.spare_pages)
         for page in reservation.owned:
             if page in spare:
@@ -170,9 +170,9 @@ class Reservations:
             else:
                 pools.pages.move(page, Owner.TICKET, Owner.CACHE)
         if kept and not done.spare_slots:
-            pools.slots.move(reservation.slot, Owner.TICKET, Owner.CACHE)
+            pools.slots.move(state.slot, Owner.TICKET, Owner.CACHE)
         else:
-            pools.slots.free(reservation.slot, Owner.TICKET)
+            pools.slots.free(state.slot, Owner.TICKET)
         self._unlock(reservation)
 
     def _close(self, reservation: Reservation) -> None:
@@ -180,7 +180,7 @@ class Reservations:
         del self._open[reservation.request_id]
 
     def _move(self, reservation: Reservation, owner: Owner) -> None:
-        self._pools.slots.move(reservation.slot, Owner.TICKET, owner)
+        self._pools.slots.move(reservation.state.slot, Owner.TICKET, owner)
         for page in reservation.owned:
             self._pools.pages.move(page, Owner.TICKET, owner)
 

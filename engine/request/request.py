@@ -8,6 +8,7 @@ from baton.core.cache_salt import SHARED
 from baton.core.drafts import DraftTally
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
+from baton.core.state_ref import StateRef
 from baton.core.turns import turn_of
 from baton.engine.cache.prefix_node import Node
 from baton.engine.layout.owners import Owner
@@ -43,11 +44,9 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Parked:
-    """The source side of a hand-off: where the state of `computed` tokens lies."""
+    """The source side of a hand-off: where the state of the computed tokens lies."""
 
-    slot: int  # state slot
-    pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
-    computed: int  # tokens
+    state: StateRef
     # Tokens that the prefix cache could resume from when this was made.
     cached_state: int = field(default=0, compare=False)
 
@@ -56,15 +55,12 @@ class Parked:
 class Reservation:
     """The destination side of a hand-off: a slot and pages that a peer may write. Owner: ticket.
 
-    The first pages may be the prefix cache's: they hold the KV below `kv_from`, which a peer need
-    not send and must not write.
+    The first pages may be the prefix cache's: they hold the KV below `state.kv_from`, which a peer
+    need not send and must not write.
     """
 
     request_id: str
-    slot: int  # state slot
-    pages: tuple[int, ...]  # in token order, the cache's first
-    tokens: int  # that the pages were reserved for
-    kv_from: int = 0  # tokens, whole pages of them, whose KV the cache holds: the transfer hit
+    state: StateRef  # its pages are the cache's first; `kv_from` is the transfer hit
     node: Node | None = None  # where the cache's pages end, locked; for the engine's thread alone
     owned: tuple[int, ...] = ()  # the pages that are its own, the last of `pages`
     cache_salt: bytes = field(default=SHARED, repr=False)  # of the cache's pages; its adopter's
@@ -177,6 +173,11 @@ class Request:
     def owner(self) -> Owner:
         """The owner of its slot and pages: a hand-off may be reading those of a hold request."""
         return Owner.TRANSFER if self.spec.hold else Owner.LIVE
+
+    @property
+    def settled_state(self) -> StateRef:
+        """The state of its settled tokens."""
+        return StateRef(self.slot, tuple(self.pages), self.settled)
 
     @property
     def pending(self) -> int:

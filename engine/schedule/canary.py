@@ -67,8 +67,8 @@ class Canary:
     def kept(self, tokens: Sequence[int], reservation: Reservation) -> None:
         """Note that a peer has written the state of `tokens` for the prefix cache."""
         marks = self._marks(tokens, reservation.cache_salt)
-        pages, owned = reservation.pages, reservation.owned
-        self._received(marks, reservation.slot, pages, owned, "a kept prefix")
+        pages, owned = reservation.state.pages, reservation.owned
+        self._received(marks, reservation.state.slot, pages, owned, "a kept prefix")
 
     def _received(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from baton.core.state_ref import StateRef
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.request.request import Parked
 from baton.engine.step.batch import Row
@@ -17,7 +18,8 @@ from baton.engine.step.batch import Row
 class LayersComputed:
     """The progress of a request whose last chunk is being computed: its first `recurrent` recurrent
     layers have the state of the whole prompt, and its first `attention` attention layers have the
-    KV of the chunk, tokens [start, parked_state.computed). Below `start` KV is there in all layers.
+    KV of the chunk, tokens [start, parked_state.state.tokens). Below `start` KV is there in all
+    layers.
     """
 
     request_id: str
@@ -119,7 +121,7 @@ class LayerProgress:
                 self._recurrent,
                 self._attention,
                 last,
-                Parked(row.write_slot, row.parked_pages, row.end),
+                Parked(StateRef(row.write_slot, row.parked_pages, row.end)),
             )
             for row in self._rows
         ]

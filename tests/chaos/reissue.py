@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from baton.core.state_ref import StateRef
 from baton.engine.engine import Engine
 from baton.engine.layout.owners import Owner
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.request.request import Reservation
-from baton.transfer.memory.regions import Holder
 
 WATCHED = "watched"
 MARK = 0x5A
@@ -21,11 +21,11 @@ class Reissue:
 
     def __init__(self, engine: Engine, port: Any, service: Any) -> None:
         self._port = port
-        self._holders: dict[str, Holder] = {}  # by request id
+        self._holders: dict[str, StateRef] = {}  # by request id
         tickets = service._rank.tickets
         grant = tickets.grant
 
-        def remembered(request_id: str, attempt: int, holder: Holder, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
+        def remembered(request_id: str, attempt: int, holder: StateRef, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
             self._holders.setdefault(request_id, holder)
             if len(self._holders) > REMEMBERED:
                 del self._holders[next(iter(self._holders))]
@@ -46,7 +46,7 @@ class Reissue:
         """Return whether every byte still has its mark."""
         return await self._port.call(self._check)
 
-    def _mark(self, holder: Holder) -> bool:
+    def _mark(self, holder: StateRef) -> bool:
         engine = self._engine
         engine.flush_cache()
         slots, pages = engine.states.ids, engine.pages.ids
@@ -55,7 +55,7 @@ class Reissue:
         if not _take(pages, holder.pages):
             slots.free(holder.slot, Owner.TICKET)
             return False
-        self._watched = Reservation(WATCHED, holder.slot, holder.pages, 1, owned=holder.pages)
+        self._watched = Reservation(WATCHED, holder, owned=holder.pages)
         engine.reservations._open[WATCHED] = self._watched
         for block in self._blocks():
             block.fill_(MARK)
@@ -72,8 +72,8 @@ class Reissue:
         assert self._watched is not None
         engine, watched = self._engine, self._watched
         return [
-            engine.states.storage[watched.slot],
-            *(engine.pages.storage[page] for page in watched.pages),
+            engine.states.storage[watched.state.slot],
+            *(engine.pages.storage[page] for page in watched.state.pages),
         ]
 
 

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.nixl.agent import NixlAgent
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import EngineMemory
 from baton.transfer.memory.segments import Segment
 
 SMALL_BYTES = 64
@@ -88,7 +89,7 @@ class Spoiler:
         return notes
 
     def _spoilt(self, claim: Any, segment: Segment, size: int, check: Any) -> None:
-        def spoil_and_check(holder: Holder) -> None:
+        def spoil_and_check(holder: StateRef) -> None:
             if self._spoiling:
                 self._spoiling = False
                 self._memory.read(segment, holder)[0][0] ^= 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.state_ref import StateRef
 from baton.decode.grants import GrantRequest
 from baton.decode.incoming import IncomingHandoff
 from baton.decode.rank_resources import RankResources
@@ -97,7 +98,7 @@ class Side:
         wanted = handoff_pb2.DestinationWanted(request_id="r", attempt=257, tokens=tokens)
         self.say(wanted=wanted)
         pages = tuple(range(1, 1 + -(-tokens // PAGES.page_size)))
-        self.reservation = Reservation("r.257", 1, pages, tokens)
+        self.reservation = Reservation("r.257", StateRef(1, pages, tokens))
         self.grants.asked[0].on_granted(self.reservation)
         (message,) = self.link.sent
         destination = message.destination
@@ -112,7 +113,7 @@ class Side:
     def write_all(self) -> Received:
         """Write every byte of the hand-off; return the counts."""
         sent = Received(0, 0, 0)
-        for segment in (*cut_kv(PAGES, 0, self.ticket.tokens, 64), *cut_state(SLOTS, 64)):
+        for segment in (*cut_kv(PAGES, 0, self.ticket.target.tokens, 64), *cut_state(SLOTS, 64)):
             payload = memoryview(bytes(nbytes(segment, PAGES)))
             self.tickets.apply(self.ticket.claim, segment, payload)
             sent = sent.plus(segment.kind, len(payload))

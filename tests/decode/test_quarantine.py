@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from baton.core.state_ref import StateRef
 from baton.decode.quarantine import Held, Quarantine, Writer
 from baton.engine.request.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Ticket
 from baton.worker.host_process import (
     has_died,
@@ -54,8 +54,9 @@ class Room:
         for state in (S.SCHEDULED, S.RESERVED):
             handoff.move(state)
         self.moves.clear()
-        ticket = Ticket(generation % 4, generation, "r", 1, Holder(1, (2,)), 8, 0, 5, 6)
-        reservation = Reservation(f"r.{generation}", 1, (2,), 8)
+        place = StateRef(1, (2,), 8)
+        ticket = Ticket(generation % 4, generation, "r", 1, place, 5, 6)
+        reservation = Reservation(f"r.{generation}", place)
         held = Held(writer, ticket, reservation, handoff, S.CANCELLED)
         self.quarantine.hold(held, "a test")
         return held

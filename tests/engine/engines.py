@@ -134,9 +134,9 @@ def copy_state(source: Engine, request_id: str, target: Engine, into: Reservatio
     """Copy the slot and the pages of a held request into a reservation, as a channel does. Pages
     that the target's cache already holds are left alone."""
     held = source.parked_state(request_id)
-    assert held.computed == into.tokens and len(held.pages) == len(into.pages)
-    target.states.storage[into.slot] = source.states.storage[held.slot]
-    for mine, theirs in zip(held.pages, into.pages, strict=True):
+    assert held.state.tokens == into.state.tokens and len(held.state.pages) == len(into.state.pages)
+    target.states.storage[into.state.slot] = source.states.storage[held.state.slot]
+    for mine, theirs in zip(held.state.pages, into.state.pages, strict=True):
         if theirs not in into.owned:
             continue
         target.pages.storage[theirs] = source.pages.storage[mine]
@@ -144,7 +144,7 @@ def copy_state(source: Engine, request_id: str, target: Engine, into: Reservatio
 
 def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[int, ...]) -> None:
     """Move held request `spec`, whose output so far is `first`, into `target`."""
-    computed = source.parked_state(spec.request_id).computed
+    computed = source.parked_state(spec.request_id).state.tokens
     reservation = target.reserve(
         spec.request_id,
         computed,

@@ -180,11 +180,13 @@ def test_a_prefix_is_lent_and_kept_under_its_salt(seeded: random.Random) -> None
         assert source.prefixes.state_tokens(SaltedPrefix(prompt, stranger)) == 0
     assert source.prefixes.state_tokens(SaltedPrefix(prompt, ADA)) == len(prompt)
     loan = source.prefixes.lend(SaltedPrefix(prompt, ADA))
-    assert loan is not None and loan.tokens == len(prompt)
-    reservation = target.reserve("prefix", loan.tokens, token_key(prompt), salt=ADA)
+    assert loan is not None and loan.state.tokens == len(prompt)
+    reservation = target.reserve("prefix", loan.state.tokens, token_key(prompt), salt=ADA)
     assert reservation is not None
-    target.states.storage[reservation.slot] = source.states.storage[loan.slot]
-    target.pages.storage[list(reservation.pages)] = source.pages.storage[list(loan.pages)]
+    target.states.storage[reservation.state.slot] = source.states.storage[loan.state.slot]
+    target.pages.storage[list(reservation.state.pages)] = source.pages.storage[
+        list(loan.state.pages)
+    ]
     source.prefixes.give_back(loan)
     target.prefixes.keep(reservation, prompt)
     longer = (*prompt, *random_prompt(seeded, 9, 9))

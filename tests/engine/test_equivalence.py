@@ -173,7 +173,7 @@ def test_a_hand_over_takes_up_a_first_token_that_was_given(seeded: random.Random
     source.submit(spec)
     events = run(source)
     assert events[-1] == PrefillHeld("a")
-    assert source.parked_state("a").computed == len(prompt)
+    assert source.parked_state("a").state.tokens == len(prompt)
     hand_over(source, target, spec, (expected[0],))
     assert tokens_of(run(target), "a") == expected[1:]
 
@@ -197,7 +197,7 @@ def disaggregate(
         open_requests -= {e.request_id for e in new if isinstance(e, RequestFinished)}
         if held and rng.random() < 0.5:
             spec = by_id[held[0]]
-            tokens = source.parked_state(spec.request_id).computed
+            tokens = source.parked_state(spec.request_id).state.tokens
             probe = target.reserve(spec.request_id, tokens)
             if probe is not None:
                 target.reservations.abandon(probe)

@@ -250,7 +250,9 @@ def test_a_hand_off_reads_its_own_pages_even_where_the_cache_has_the_same(
     before = {spec.request_id: engine.parked_state(spec.request_id) for spec in specs}
     run(engine)
     for spec in specs:
-        assert engine.parked_state(spec.request_id).pages == before[spec.request_id].pages
+        assert (
+            engine.parked_state(spec.request_id).state.pages == before[spec.request_id].state.pages
+        )
         engine.release(spec.request_id)
         assert_clean(engine)
     assert engine.status().pages[Owner.LIVE] == 0

@@ -35,7 +35,7 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     prompt = random_prompt(seeded, 40, 60)
     engine.submit(RequestSpec("a", prompt, greedy(9), hold=True))
     assert engine.plan_step() == [Scheduled("a", will_park=True)]
-    pages = engine.parked_state("a").pages
+    pages = engine.parked_state("a").state.pages
     assert len(pages) == -(-len(prompt) // 8), "all pages from the start: a channel reads them"
     events = run(engine)
     chunks = [e for e in events if isinstance(e, ChunkComputed)]
@@ -44,10 +44,13 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     assert events[-1] == PrefillHeld("a")
     assert tokens_of(events, "a") == expected_tokens(HashModel(), prompt, 1)
     held = engine.parked_state("a")
-    before = engine.states.storage[held.slot].clone(), engine.pages.storage[list(pages)].clone()
+    before = (
+        engine.states.storage[held.state.slot].clone(),
+        engine.pages.storage[list(pages)].clone(),
+    )
     engine.generate([random_prompt(seeded) for _ in range(6)], greedy(20))
-    assert engine.parked_state("a") == held and held.pages == pages
-    assert engine.states.storage[held.slot].equal(before[0])
+    assert engine.parked_state("a") == held and held.state.pages == pages
+    assert engine.states.storage[held.state.slot].equal(before[0])
     assert engine.pages.storage[list(pages)].equal(before[1])
     assert not engine.has_work and engine.status().held == 1
     engine.release("a")
@@ -152,7 +155,7 @@ def test_reserve_refuses_what_would_take_the_pages_of_running_rows() -> None:
     engine.step()
     assert engine.reserve("big", 56) is None, "three rows may want a page each"
     fits = engine.reserve("fits", 48)
-    assert fits is not None and len(fits.pages) == 6
+    assert fits is not None and len(fits.state.pages) == 6
     assert engine.reserve("more", 8) is None
     engine.reservations.abandon(fits)
     again = engine.reserve("more", 8)
@@ -273,9 +276,9 @@ def test_a_wrong_state_shows_in_the_tokens(seeded: random.Random) -> None:
         assert reservation is not None
         copy_state(source, "a", target, reservation)
         if lost == "slot":
-            target.states.storage[reservation.slot] = 0
+            target.states.storage[reservation.state.slot] = 0
         elif lost == "page":
-            target.pages.storage[seeded.choice(reservation.pages)] = 0
+            target.pages.storage[seeded.choice(reservation.state.pages)] = 0
         target.adopt(replace(spec, hold=False, output_ids=(expected[0],)), reservation)
         got = tokens_of(run(target), "a")
         assert (got == expected[1:]) is (lost == "nothing"), lost

@@ -11,6 +11,7 @@ from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH
 from torch import Tensor
 
+from baton.core.state_ref import StateRef
 from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
 from baton.engine.request.events import PrefillHeld
@@ -18,7 +19,7 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.config import EngineConfig
 from baton.engine.step.batch import Row
 from baton.engine.step.layer_progress import LayerBytes, LayerProgress, LayersComputed
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import EngineMemory
 from baton.transfer.memory.segments import Segment, cut_kv, cut_state
 
 
@@ -29,22 +30,22 @@ class Watched:
         self.engine = engine
         self.memory = EngineMemory(engine.states, engine.pages)
         self.told: list[LayersComputed] = []
-        self.seen: list[tuple[list[Segment], list[bytes], Holder]] = []
+        self.seen: list[tuple[list[Segment], list[bytes], StateRef]] = []
         engine.listen(self._on_layers)
 
     def _on_layers(self, computed: Sequence[LayersComputed]) -> None:
         for layers in computed:
             parked_state = layers.parked_state
-            holder = Holder(parked_state.slot, parked_state.pages)
+            holder = parked_state.state
             slots, pages = self.memory.slots, self.memory.pages
             segments = [*cut_state(slots, end=slots.bytes_before(layers.recurrent))]
             segments += cut_kv(pages, 0, layers.start)
             of = (0, layers.attention)
-            segments += cut_kv(pages, layers.start, parked_state.computed, layers=of)
+            segments += cut_kv(pages, layers.start, parked_state.state.tokens, layers=of)
             self.told.append(layers)
             self.seen.append((segments, self._bytes(segments, holder), holder))
 
-    def _bytes(self, segments: list[Segment], holder: Holder) -> list[bytes]:
+    def _bytes(self, segments: list[Segment], holder: StateRef) -> list[bytes]:
         return [b"".join(self.memory.read(segment, holder)) for segment in segments]
 
     def assert_final(self) -> None:
@@ -87,7 +88,7 @@ def test_every_layer_of_every_family_says_when_it_has_written(
     )
     assert before_last[-1] == (recurrent, attention)
     assert [t.last for t in watched.told] == [False] * len(before_last) + [True]
-    assert {(t.start, t.parked_state.computed) for t in watched.told} == {(32, len(prompt))}
+    assert {(t.start, t.parked_state.state.tokens) for t in watched.told} == {(32, len(prompt))}
     watched.assert_final()
 
 
@@ -102,7 +103,7 @@ def test_only_a_last_chunk_that_a_hand_off_waits_for_is_told_of(seeded: random.R
     for name in ("r0", "r1", "r2"):
         mine = [t for t in watched.told if t.request_id == name]
         assert [t.last for t in mine] == [False] * 6 + [True], "three layers of each kind"
-        assert {t.parked_state.computed for t in mine} == {len(prompts[name])}
+        assert {t.parked_state.state.tokens for t in mine} == {len(prompts[name])}
         watched.assert_final()
     for name, prompt in prompts.items():
         count = 1 if name < "r3" else 5

@@ -63,9 +63,9 @@ def answers_after_hand_off(questions: Sequence[Question], lost: str = "") -> lis
     for spec in specs:
         held = source.parked_state(spec.request_id)
         if lost == "ssm":
-            lose_ssm(source, [held.slot])
+            lose_ssm(source, [held.state.slot])
         elif lost == "kv":
-            source.pages.storage[list(held.pages)] = 0
+            source.pages.storage[list(held.state.pages)] = 0
         hand_over(source, target, spec, tuple(tokens_of(events, spec.request_id)))
     events += run(target)
     return [tokens_of(events, spec.request_id) for spec in specs]

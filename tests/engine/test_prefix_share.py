@@ -25,8 +25,8 @@ def answered(engine: Engine, prompt: tuple[int, ...], count: int = 40) -> tuple[
 
 def copy(source: Engine, loan: Loan, target: Engine, into: Reservation) -> None:
     """Copy a lent prefix into a reservation, as a channel does."""
-    target.states.storage[into.slot] = source.states.storage[loan.slot]
-    for mine, theirs in zip(loan.pages, into.pages, strict=True):
+    target.states.storage[into.state.slot] = source.states.storage[loan.state.slot]
+    for mine, theirs in zip(loan.state.pages, into.state.pages, strict=True):
         if theirs in into.owned:
             target.pages.storage[theirs] = source.pages.storage[mine]
 
@@ -35,8 +35,8 @@ def passed(source: Engine, target: Engine, token_ids: tuple[int, ...]) -> Reserv
     """The deepest prefix that `source` has, in `target`'s cache."""
     loan = source.prefixes.lend(SaltedPrefix(token_ids))
     assert loan is not None
-    prefix = token_ids[: loan.tokens]
-    reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
+    prefix = token_ids[: loan.state.tokens]
+    reservation = target.reserve("prefix", loan.state.tokens, token_key(prefix))
     assert reservation is not None
     assert_clean(source)
     copy(source, loan, target, reservation)
@@ -57,11 +57,11 @@ def test_a_prefix_that_was_passed_on_is_a_compute_hit(
         answered(target, prompt, 1)
     tokens = answered(source, prompt)
     came = passed(source, target, tokens)
-    assert came.tokens == (len(tokens) - 1) // GRID * GRID
-    assert came.kv_from == (len(prompt) // PAGE * PAGE if knows_the_prompt else 0)
+    assert came.state.tokens == (len(tokens) - 1) // GRID * GRID
+    assert came.state.kv_from == (len(prompt) // PAGE * PAGE if knows_the_prompt else 0)
     second = (*tokens, *random_prompt(seeded, 5, 20))
     (output,) = target.generate([second], greedy(9))
-    assert output.finished.usage.cached_tokens == came.tokens
+    assert output.finished.usage.cached_tokens == came.state.tokens
     assert list(output.token_ids) == expected_tokens(HashModel(), second, 9)
 
 
@@ -70,13 +70,13 @@ def test_what_is_lent_stays_until_it_is_given_back(seeded: random.Random) -> Non
     tokens = answered(source, random_prompt(seeded, 48, 60))
     loan = source.prefixes.lend(SaltedPrefix(tokens))
     assert loan is not None
-    before = source.states.storage[loan.slot].clone()
-    pages = source.pages.storage[list(loan.pages)].clone()
+    before = source.states.storage[loan.state.slot].clone()
+    pages = source.pages.storage[list(loan.state.pages)].clone()
     assert not source.flush_cache()
     source.generate([random_prompt(seeded, 60, 60) for _ in range(6)], greedy(30))
     assert_clean(source)
-    assert source.states.storage[loan.slot].equal(before)
-    assert source.pages.storage[list(loan.pages)].equal(pages)
+    assert source.states.storage[loan.state.slot].equal(before)
+    assert source.pages.storage[list(loan.state.pages)].equal(pages)
     source.prefixes.give_back(loan)
     assert source.flush_cache(), "nothing is locked any more"
     with pytest.raises(KeyError):
@@ -90,9 +90,9 @@ def test_what_came_twice_is_kept_once(seeded: random.Random) -> None:
     tokens = answered(source, random_prompt(seeded, 48, 60))
     loan = source.prefixes.lend(SaltedPrefix(tokens))
     assert loan is not None
-    prefix = tokens[: loan.tokens]
-    reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
-    assert reservation is not None and reservation.kv_from == 0
+    prefix = tokens[: loan.state.tokens]
+    reservation = target.reserve("prefix", loan.state.tokens, token_key(prefix))
+    assert reservation is not None and reservation.state.kv_from == 0
     answered(target, tokens, 1)
     copy(source, loan, target, reservation)
     before = target.status()

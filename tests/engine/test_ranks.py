@@ -141,8 +141,8 @@ def test_no_ticket_takes_memory_that_a_rank_behind_the_leader_may_still_write(
         assert slots.available_to_channels == slots.available - 1
         granted = [behind.reserve(f"t{number}", 20) for number in range(6)]
         for each in granted:
-            assert each is not None and each.slot != kept.slot
-            assert not set(each.pages) & set(kept.pages)
+            assert each is not None and each.state.slot != kept.state.slot
+            assert not set(each.state.pages) & set(kept.state.pages)
     finally:
         os.kill(follower, signal.SIGCONT)
     run(behind)

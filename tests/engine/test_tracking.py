@@ -359,7 +359,7 @@ def test_a_held_request_with_output_of_its_own_is_computed_and_sampled_no_furthe
         source.submit(spec)
         events = run(source)
         assert events[-1] == PrefillHeld("a")
-        assert source.parked_state("a").computed == GRID + given - 1
+        assert source.parked_state("a").state.tokens == GRID + given - 1
         hand_over(source, target, spec, spec.output_ids)
         assert tokens_of(run(target), "a") == expected[given:]
 

@@ -54,14 +54,14 @@ def test_a_second_prompt_brings_only_what_differs(seeded: random.Random, shared:
     assert _answer(source, target, "first", first) == expected_tokens(HashModel(), first, 12)
     spec, events = _held(second, "second", source)
     wanted = target.reserve("second", len(second), token_key(second))
-    assert wanted is not None and wanted.kv_from == shared // PAGE * PAGE
-    assert len(wanted.owned) == len(wanted.pages) - shared // PAGE
+    assert wanted is not None and wanted.state.kv_from == shared // PAGE * PAGE
+    assert len(wanted.owned) == len(wanted.state.pages) - shared // PAGE
     assert target.status().pages[Owner.TICKET] == len(wanted.owned)
     copy_state(source, "second", target, wanted)
     target.adopt(replace(spec, hold=False, output_ids=_tokens(events, "second")), wanted)
     events += run(target)
     assert tokens_of(events, "second") == expected_tokens(HashModel(), second, 12)
-    assert target.counters.transfer_hit_tokens == wanted.kv_from
+    assert target.counters.transfer_hit_tokens == wanted.state.kv_from
 
 
 def test_pages_are_there_for_others_as_soon_as_they_have_come(seeded: random.Random) -> None:
@@ -71,7 +71,7 @@ def test_pages_are_there_for_others_as_soon_as_they_have_come(seeded: random.Ran
     spec, events = _held(prompt, "first", source)
     hand_over(source, target, spec, _tokens(events, "first"))
     again = target.reserve("second", len(prompt), token_key(prompt))
-    assert again is not None and again.kv_from == len(prompt) and not again.owned
+    assert again is not None and again.state.kv_from == len(prompt) and not again.owned
     second, more = _held(prompt, "second", source)
     copy_state(source, "second", target, again)
     target.adopt(replace(second, hold=False, output_ids=_tokens(more, "second")), again)
@@ -85,7 +85,7 @@ def test_what_a_reservation_counts_on_is_not_evicted(seeded: random.Random) -> N
     prompt = random_prompt(seeded, 64, 64)
     _answer(source, target, "first", prompt)
     wanted = target.reserve("second", len(prompt), token_key(prompt))
-    assert wanted is not None and wanted.kv_from == len(prompt)
+    assert wanted is not None and wanted.state.kv_from == len(prompt)
     target.flush_cache()
     target.generate([random_prompt(seeded, 60, 60) for _ in range(3)], greedy(20))
     assert_clean(target)
@@ -104,7 +104,7 @@ def test_a_reservation_that_is_given_back_leaves_the_cache_as_it_was(
     _answer(source, target, "first", prompt)
     before = target.status().pages
     wanted = target.reserve("second", len(prompt), token_key(prompt))
-    assert wanted is not None and wanted.kv_from
+    assert wanted is not None and wanted.state.kv_from
     target.reservations.abandon(wanted)
     assert_clean(target)
     assert target.status().pages == before
@@ -132,5 +132,5 @@ def test_without_a_prefix_cache_everything_is_sent(seeded: random.Random) -> Non
     prompt = random_prompt(seeded, 40, 60)
     _answer(source, target, "first", prompt)
     wanted = target.reserve("second", len(prompt), token_key(prompt))
-    assert wanted is not None and wanted.kv_from == 0 and wanted.owned == wanted.pages
+    assert wanted is not None and wanted.state.kv_from == 0 and wanted.owned == wanted.state.pages
     assert not target.status().pages[Owner.CACHE]

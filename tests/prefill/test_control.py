@@ -16,6 +16,7 @@ from kit.polling import until
 from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
 from baton.core.sampling_params import SamplingParams
+from baton.core.state_ref import StateRef
 from baton.engine.engine import Engine
 from baton.prefill.handoff_writer import HandoffWriter
 from baton.prefill.writer_state import WriterState
@@ -27,7 +28,7 @@ from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.handoff import HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import EngineMemory
 from baton.transfer.tickets import Received, Ticket, TicketTable
 
 S = HandoffState
@@ -94,8 +95,7 @@ class FakeRank:
         return self.tickets.grant(
             "r",
             257,
-            Holder(3, pages),
-            tokens,
+            StateRef(3, pages, tokens),
             prompt_hash=prompt_hash(self.request.prompt_ids),
             sampling_hash=sampling_hash(self.request.sampling),
             on_received=lambda ticket: None,
@@ -108,8 +108,8 @@ class FakeRank:
             "attempt": 257,
             "ticket_id": ticket.ticket_id,
             "generation": ticket.generation,
-            "slot": ticket.holder.slot,
-            "pages": ticket.holder.pages,
+            "slot": ticket.target.slot,
+            "pages": ticket.target.pages,
             "prompt_hash": ticket.prompt_hash,
             "sampling_hash": ticket.sampling_hash,
         }

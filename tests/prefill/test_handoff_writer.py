@@ -10,6 +10,7 @@ from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.state_ref import StateRef
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
@@ -21,14 +22,14 @@ from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import EngineMemory
 from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 
 S = WriterState
 CLAIM = Claim(5, 9, 1, 2)
 TICKET = WrittenTicket("d0", 1, 5, 9)
-TARGET = Holder(0, ())
+TARGET = StateRef(0, ())
 TURNS = 20
 """Turns of the loop after which a task waits for what the test holds back."""
 
@@ -49,13 +50,17 @@ class HeldChannel:
         self._written = Received(0, 0, 0)
 
     def open(
-        self, claim: Claim, target: Holder, on_moving: Callable[..., None], size: int | None = None
+        self,
+        claim: Claim,
+        target: StateRef,
+        on_moving: Callable[..., None],
+        size: int | None = None,
     ) -> "HeldChannel":
         assert (claim, target) == (CLAIM, TARGET)
         self._on_moving, self.size = on_moving, size
         return self
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         self._written = self._written.plus(segment.kind, nbytes(segment, self._memory.pages))
 
     async def flush(self) -> None:
@@ -143,7 +148,7 @@ class Bench:
         self.writing = asyncio.ensure_future(self._write())
 
     async def _write(self) -> None:
-        await self.writer.write(CLAIM, TARGET, 0)
+        await self.writer.write(CLAIM, TARGET)
         await self.writer.receipt()
 
     def _connect(self) -> None:
@@ -157,8 +162,7 @@ class Bench:
 
     def _computed(self, recurrent: int, attention: int, last: bool) -> None:
         pages = tuple(range(-(-self.tokens // PAGES.page_size)))
-        computed = self.tokens if last else 0
-        parked_state = Parked(slot=0, pages=pages, computed=computed)
+        parked_state = Parked(StateRef(0, pages, self.tokens if last else 0))
         self.prompt.on_layers(
             LayersComputed("r", 0, recurrent, attention, last=last, parked_state=parked_state), 0.0
         )

@@ -8,6 +8,7 @@ from torch import Tensor
 from transfer.layouts import Pools
 
 from baton.core.errors import ConfigError
+from baton.core.state_ref import StateRef
 from baton.engine.layout.layout import (
     AttentionShape,
     Component,
@@ -21,7 +22,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage, RankStorages
 from baton.engine.memory.state_pool import StatePool, component_view
 from baton.transfer.memory.rank_memory import RankMemory
-from baton.transfer.memory.regions import EngineMemory, Holder, Memory
+from baton.transfer.memory.regions import EngineMemory, Memory
 
 Layout = SlotLayout | PageLayout
 
@@ -95,7 +96,7 @@ class RankPools:
         return [pool.storage for pair in self.ranks for pool in pair]
 
     def put(
-        self, source: Pools, theirs: Holder, ours: Holder, tokens: range, state: bool = True
+        self, source: Pools, theirs: StateRef, ours: StateRef, tokens: range, state: bool = True
     ) -> None:
         """Bring the state of `theirs` to each rank that keeps it, tensor by tensor, by torch."""
         slots, pages = self.whole

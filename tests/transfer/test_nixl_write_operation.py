@@ -5,16 +5,16 @@ import time
 
 import pytest
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl import write_operation
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Post
 from baton.transfer.channels.writer_lease import WriterLease
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received
 
 DEADLINE_S = 60.0
-HOLDER = Holder(0, ())
+HOLDER = StateRef(0, ())
 CLAIM = Claim(1, 2, 3, 4)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.state_ref import StateRef
 from baton.transfer.errors import FrameError, TicketError, TransferError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
 from baton.transfer.tickets import Claim, Ticket, TicketTable
 
@@ -33,11 +33,9 @@ class Table:
         return self.table.grant(
             "r",
             1,
-            Holder(slot, pages),
-            TOKENS,
+            StateRef(slot, pages, TOKENS, kv_from),
             prompt_hash=7,
             sampling_hash=8,
-            kv_from=kv_from,
             state=state,
             on_received=self.received.append,
             on_broken=lambda ticket, error: self.broken.append((ticket, error)),

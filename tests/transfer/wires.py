@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.state_ref import StateRef
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
@@ -23,7 +24,6 @@ from baton.transfer.channels.ends import Sender, WriteOperation
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.errors import TransferError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim, Ticket, TicketTable, tell_on_loop
 
 CHANNELS = tuple(c.name for c in registry.CHANNELS if c.capabilities.push)
@@ -31,8 +31,8 @@ PULLING = tuple(c.name for c in registry.CHANNELS if c.capabilities.pull)
 assert PULLING, "the tests of channels that pull would be skipped in silence"
 DEADLINE_S = 60.0
 TOKENS = 29
-SOURCE = Holder(slot=2, pages=(9, 1, 6, 3))
-TARGET = Holder(slot=1, pages=(4, 11, 2, 8))
+SOURCE = StateRef(slot=2, pages=(9, 1, 6, 3), tokens=TOKENS)
+TARGET = StateRef(slot=1, pages=(4, 11, 2, 8), tokens=TOKENS)
 
 
 @dataclass
@@ -58,11 +58,9 @@ class Wire:
         return self.tickets.grant(
             "r",
             1,
-            TARGET,
-            TOKENS,
+            replace(TARGET, kv_from=kv_from),
             prompt_hash=5,
             sampling_hash=6,
-            kv_from=kv_from,
             on_received=lambda ticket: None,
             on_broken=lambda ticket, error: self.broken.append(error),
         )
@@ -170,7 +168,7 @@ def equal_state(wire: Wire) -> bool:
     return all(a is None or torch.equal(raw(a[SOURCE.slot]), raw(b[TARGET.slot])) for a, b in pairs)
 
 
-def tokens_of(pools: Pools, holder: Holder, start: int, end: int) -> list[torch.Tensor]:
+def tokens_of(pools: Pools, holder: StateRef, start: int, end: int) -> list[torch.Tensor]:
     index = torch.tensor(holder.pages)
     layers = (*pools.pages.k, *pools.pages.v, *pools.pages.latents)
     return [raw(layer[index].flatten(0, 1)[start:end]) for layer in layers]

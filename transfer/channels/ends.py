@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.link_rate import LinkRate
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received
 
@@ -28,7 +28,7 @@ thread."""
 class WriteOperation(Protocol):
     """The bytes of one hand-off under way. One task at a time uses it."""
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         """Post the segment from `holder`'s memory.
 
         Returns before the segment has arrived, and waits only while too much is in flight. Raises
@@ -71,7 +71,7 @@ class Sender(Protocol):
         ...
 
     def open(
-        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+        self, claim: Claim, target: StateRef, on_moving: OnMoving, size: int | None = None
     ) -> WriteOperation:
         """Begin a hand-off into the peer's `target`. Does not wait.
 
@@ -126,7 +126,7 @@ class Reader(Protocol):
         """True when no read can succeed any more: the caller connects anew."""
         ...
 
-    async def read(self, segments: Sequence[Segment], into: Holder, source: Holder) -> None:
+    async def read(self, segments: Sequence[Segment], into: StateRef, source: StateRef) -> None:
         """Copy `segments` from the peer's `source` to this worker's `into`.
 
         However the call ends, nothing is written into `into` after it. Raises ChannelError. The

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.core.state_ref import StateRef
 from baton.core.supervised import child
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import frames
@@ -10,7 +11,6 @@ from baton.transfer.channels.ends import OnMoving
 from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.channels.local_hub import Landing, LocalHub
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 
@@ -68,7 +68,7 @@ class LocalSender:
         self.link = LinkRate()
 
     def open(
-        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+        self, claim: Claim, target: StateRef, on_moving: OnMoving, size: int | None = None
     ) -> "LocalWriteOperation":
         """Begin a hand-off. `target` is not used: the ticket names it."""
         return LocalWriteOperation(self._landing, claim, self._context, self.link)
@@ -98,7 +98,7 @@ class LocalWriteOperation:
         self._sent = Received(0, 0, 0)
         self._copying: asyncio.Future[None] | None = None
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         if self._cancelled:
             raise ChannelError("the write was cancelled")
         if not self._admitted:
@@ -135,12 +135,12 @@ class LocalWriteOperation:
         if self._copying is not None:
             await asyncio.wait([self._copying])
 
-    def _copy(self, segment: Segment, source: Holder, size: int) -> None:
+    def _copy(self, segment: Segment, source: StateRef, size: int) -> None:
         """Copy under the ticket's lock, on any thread. Raises what the ticket refuses with."""
         ours, there = self._context.memory, self._landing.memory
         payload = ours.read(segment, source)
 
-        def put(target: Holder) -> None:
+        def put(target: StateRef) -> None:
             there.write_pieces(segment, target, payload)
             if self._context.verify:
                 checked = ours.checked(segment, source, payload)

@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.core.state_ref import StateRef
 from baton.engine.memory.rank_storage import RankStorages
 from baton.transfer.errors import ChecksumError
 from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
-from baton.transfer.memory.regions import Holder, Span, span_of
+from baton.transfer.memory.regions import Span, span_of
 from baton.transfer.memory.reshard import Place
 from baton.transfer.memory.segments import Kind, Segment, nbytes
 
@@ -82,7 +83,7 @@ class RankMemory:
         """Return the spans of the slots and of the pages of each rank, rank after rank."""
         return self._spans
 
-    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def read(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return the segment's bytes, copied together."""
         payload = np.empty(nbytes(segment, self.pages), np.uint8)
         for move in self._out.of(segment):
@@ -90,7 +91,7 @@ class RankMemory:
         return [payload.data]
 
     def checked(
-        self, segment: Segment, holder: Holder, payload: list[memoryview]
+        self, segment: Segment, holder: StateRef, payload: list[memoryview]
     ) -> list[memoryview]:
         """Return the segment's bytes as each rank keeps them by its own layout, not by the plan
         that `payload` was read by: they differ where that took a part from a wrong place. Of a part
@@ -107,7 +108,7 @@ class RankMemory:
             _rows(kept, move)[:] = here
         return [kept.data]
 
-    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def written(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return what `read` does. Raises ChecksumError where ranks that keep the same part have
         different bytes of it."""
         (found,) = self.read(segment, holder)
@@ -119,14 +120,16 @@ class RankMemory:
                 raise ChecksumError(f"rank {rank} has other bytes of {segment} than the others")
         return [found]
 
-    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+    def write(self, segment: Segment, holder: StateRef, payload: memoryview) -> None:
         """Write `payload`, as `read` gave it on the other side, to every rank that keeps it."""
         source = np.frombuffer(payload, np.uint8)
         for move in self._in.of(segment):
             pool, start = self._place(segment, holder, move, move.destination)
             pool.put(start, move.destination.stride, move, _rows(source, move))
 
-    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+    def write_pieces(
+        self, segment: Segment, holder: StateRef, payload: Sequence[memoryview]
+    ) -> None:
         """Write a payload in the pieces that `read` gave on the other side."""
         whole = payload[0] if len(payload) == 1 else memoryview(b"".join(payload))
         self.write(segment, holder, whole)
@@ -135,13 +138,13 @@ class RankMemory:
         """Return the bytes of a segment that all ranks together keep."""
         return self._in.nbytes(segment)
 
-    def _get(self, segment: Segment, holder: Holder, move: SegmentMove, place: Place) -> Bytes:
+    def _get(self, segment: Segment, holder: StateRef, move: SegmentMove, place: Place) -> Bytes:
         """Return the rows of one rank's pool: [rows, bytes] uint8."""
         pool, start = self._place(segment, holder, move, place)
         return pool.get(start, place.stride, move)
 
     def _place(
-        self, segment: Segment, holder: Holder, move: SegmentMove, place: Place
+        self, segment: Segment, holder: StateRef, move: SegmentMove, place: Place
     ) -> tuple[PoolRows, int]:
         """Return the pool of one rank, and where in it the rows of a move begin, in bytes."""
         of_slots, of_pages = self._block_bytes[place.rank]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.core.state_ref import StateRef
 from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.memory.page_pool import PagePool
@@ -123,14 +124,6 @@ class DeviceRegion:
             torch.cuda.current_stream(self._storage.device).synchronize()
 
 
-@dataclass(frozen=True)
-class Holder:
-    """One request's memory: the ids that a segment's blocks are bound to."""
-
-    slot: int
-    pages: tuple[int, ...]
-
-
 class Memory(Protocol):
     """The part of an engine's memory that channels use, on any number of ranks.
 
@@ -145,27 +138,29 @@ class Memory(Protocol):
         """Return the spans of the slots and of the pages, of each rank."""
         ...
 
-    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def read(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return the segment's bytes, in the order in which they are sent."""
         ...
 
     def checked(
-        self, segment: Segment, holder: Holder, payload: list[memoryview]
+        self, segment: Segment, holder: StateRef, payload: list[memoryview]
     ) -> list[memoryview]:
         """Return the bytes whose checksum travels with `payload`, which `read` has returned. They
         are put together in another way, so that the receiver notices a mistake of `read`."""
         ...
 
-    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def written(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return what `read` does, to be compared with what was sent. Raises ChecksumError where
         that cannot be everywhere."""
         ...
 
-    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+    def write(self, segment: Segment, holder: StateRef, payload: memoryview) -> None:
         """Write `payload`, as `read` gave it on the other side, to the segment's place here."""
         ...
 
-    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+    def write_pieces(
+        self, segment: Segment, holder: StateRef, payload: Sequence[memoryview]
+    ) -> None:
         """Write a payload in the pieces that `read` gave on the other side."""
         ...
 
@@ -189,29 +184,31 @@ class EngineMemory:
         """Return the spans of the slots and of the pages."""
         return self._states.span, self._kv.span
 
-    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def read(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return the segment's bytes, in the order in which they are sent."""
         region, bound = self._bind(segment, holder)
         return region.read(bound)
 
     def checked(
-        self, segment: Segment, holder: Holder, payload: list[memoryview]
+        self, segment: Segment, holder: StateRef, payload: list[memoryview]
     ) -> list[memoryview]:
         """Return `payload`: nobody else puts it together."""
         return payload
 
-    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+    def written(self, segment: Segment, holder: StateRef) -> list[memoryview]:
         """Return what `read` does: each byte is kept once."""
         return self.read(segment, holder)
 
-    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+    def write(self, segment: Segment, holder: StateRef, payload: memoryview) -> None:
         """Write `payload`, as `read` gave it on the other side, to the segment's place here."""
         region, bound = self._bind(segment, holder)
         ends = accumulate(piece.nbytes for _, piece in bound)
         sizes = (piece.nbytes for _, piece in bound)
         region.write(bound, (payload[end - n : end] for end, n in zip(ends, sizes, strict=True)))
 
-    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+    def write_pieces(
+        self, segment: Segment, holder: StateRef, payload: Sequence[memoryview]
+    ) -> None:
         """Write a payload in the pieces that `read` gave: engines with one rank cut alike, and
         others give one piece."""
         if len(payload) == 1:
@@ -239,7 +236,7 @@ class EngineMemory:
                 self._cut[segment] = found
         return found
 
-    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Places]:
+    def _bind(self, segment: Segment, holder: StateRef) -> tuple[Region, Places]:
         found = self.pieces(segment)
         if segment.kind is Kind.KV:
             return self._kv, [(holder.pages[piece.block], piece) for piece in found]

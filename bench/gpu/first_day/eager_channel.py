@@ -61,7 +61,7 @@ class EagerChannel:
         self.wait()
         differ, copies = 0, self.read.pop(request_id)
         for each, found in copies:
-            if each.parked_state.slot != parked.slot:
+            if each.parked_state.state.slot != parked.state.slot:
                 differ += 1
                 continue
             now = self._places(each)
@@ -77,18 +77,18 @@ class EagerChannel:
         """Return the bytes of the layers that are computed: of the state, and of the chunk's KV."""
         parked = each.parked_state
         found = [
-            _bytes_of(self._states.storage[parked.slot], component)
+            _bytes_of(self._states.storage[parked.state.slot], component)
             for component in self._states.layout.components
             if component.layer < each.recurrent
         ]
-        first, end = each.start // self._page_size, -(-parked.computed // self._page_size)
+        first, end = each.start // self._page_size, -(-parked.state.tokens // self._page_size)
         for page in range(first, end):
             low = max(each.start - page * self._page_size, 0)
-            high = min(parked.computed - page * self._page_size, self._page_size)
+            high = min(parked.state.tokens - page * self._page_size, self._page_size)
             for component in self._pages.layout.components:
                 if component.layer < each.attention:
                     token = component.nbytes // self._page_size
-                    whole = _bytes_of(self._pages.storage[parked.pages[page]], component)
+                    whole = _bytes_of(self._pages.storage[parked.state.pages[page]], component)
                     found.append(whole[low * token : high * token])
         return found
 
@@ -111,15 +111,17 @@ class EagerChannel:
     def move(self, parked: Parked, reservation: Reservation) -> None:
         """Copy the state of a held request into a ticket."""
         with self._on_stream():
-            self._states.storage[reservation.slot].copy_(self._states.storage[parked.slot])
-            for mine, theirs in zip(parked.pages, reservation.pages, strict=True):
+            self._states.storage[reservation.state.slot].copy_(
+                self._states.storage[parked.state.slot]
+            )
+            for mine, theirs in zip(parked.state.pages, reservation.state.pages, strict=True):
                 if theirs in reservation.owned:
                     self._pages.storage[theirs].copy_(self._pages.storage[mine])
         self.wait()
 
     def _ticket(self, reservation: Reservation) -> list[Tensor]:
         pages = [self._pages.storage[page] for page in reservation.owned]
-        return [self._states.storage[reservation.slot], *pages]
+        return [self._states.storage[reservation.state.slot], *pages]
 
 
 def _bytes_of(block: Tensor, component: Component) -> Tensor:

@@ -269,7 +269,7 @@ class _Driver:
             parked = self._engine.parked_state(name)
             reservation = self._tickets.get(name)
             if reservation is None:
-                found = self._reserve(f"{name}-here", parked.computed)
+                found = self._reserve(f"{name}-here", parked.state.tokens)
                 if found is not None:
                     self._tickets[name] = found
             elif self._rng.random() < 0.5:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.core.state_ref import StateRef
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
 from baton.rpc.credentials import Credentials
@@ -12,7 +13,6 @@ from baton.transfer.channels.grpc.whole_write import WholeWriteOperation
 from baton.transfer.channels.grpc.whole_writes import WholeWrites
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.channels.link_rate import LinkRate
-from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim
 
 SEGMENT_BYTES = 2 << 20
@@ -46,7 +46,7 @@ class GrpcSender:
         self._most_whole = WHOLE_BYTES if takes_whole else -1
 
     def open(
-        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+        self, claim: Claim, target: StateRef, on_moving: OnMoving, size: int | None = None
     ) -> GrpcWriteOperation | WholeWriteOperation:
         """Begin a hand-off. `target` is not used: the receiver finds it by the ticket."""
         if size is not None and size <= self._most_whole:

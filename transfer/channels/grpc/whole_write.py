@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 
@@ -33,7 +33,7 @@ class WholeWriteOperation:
         self._left: asyncio.Future[None] = loop.create_future()
         self._reply: asyncio.Future[bytes] = loop.create_future()
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         self._check()
         memory = self._context.memory
         payload = memory.read(segment, holder)

@@ -5,13 +5,13 @@ from collections import deque
 
 from grpc import aio
 
+from baton.core.state_ref import StateRef
 from baton.core.supervised import child
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.channels.watchdog import Watchdog
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment
 from baton.transfer.tickets import Claim, Received
 
@@ -43,7 +43,7 @@ class GrpcWriteOperation:
         self._sending.add_done_callback(self._over)
         self._watchdog = Watchdog(context.lease_s, self._give_up)
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         """Copy the payload into a message, before the first await, and wait until it may leave."""
         memory = self._context.memory
         payload = memory.read(segment, holder)

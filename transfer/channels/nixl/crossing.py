@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from baton.core.errors import ConfigError
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
 from baton.transfer.channels.nixl.gathering import Gathering
 from baton.transfer.channels.nixl.runs import POOLS_A_RANK, runs_apart
@@ -10,7 +11,7 @@ from baton.transfer.channels.nixl.scattering import Scattering, StagedRead
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
-from baton.transfer.memory.regions import Holder, Memory, Span
+from baton.transfer.memory.regions import Memory, Span
 from baton.transfer.memory.segments import Segment
 
 
@@ -29,7 +30,7 @@ class Crossing:
         self._scattering: Scattering | None = None
 
     def written(
-        self, segment: Segment, source: Holder, target: Holder, buffer: Bytes | None
+        self, segment: Segment, source: StateRef, target: StateRef, buffer: Bytes | None
     ) -> tuple[Parts, Parts]:
         """Return the runs of a write, from our `source` to the peer's `target`.
 
@@ -43,7 +44,7 @@ class Crossing:
         return self._gathering.runs(segment, source, there, buffer)
 
     def fetched(
-        self, segment: Segment, into: Holder, source: Holder, buffer: Bytes | None
+        self, segment: Segment, into: StateRef, source: StateRef, buffer: Bytes | None
     ) -> StagedRead:
         """Return the runs of a read, in our `into` and in the peer's `source`.
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
 from baton.transfer.channels.nixl.runs import (
     MOST_PLANNED,
@@ -19,7 +20,7 @@ from baton.transfer.channels.nixl.runs import (
 )
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
-from baton.transfer.memory.regions import Holder, Span
+from baton.transfer.memory.regions import Span
 from baton.transfer.memory.segments import Segment
 
 
@@ -34,7 +35,7 @@ class Gathering:
         self._filling = lru_cache(MOST_PLANNED)(lambda rows: tuple(moves.filling(rows)))
 
     def runs(
-        self, segment: Segment, source: Holder, target: Side, buffer: Bytes
+        self, segment: Segment, source: StateRef, target: Side, buffer: Bytes
     ) -> tuple[Parts, Parts]:
         """Copy a segment's bytes into `buffer`, and return the runs there and at the target: one
         for each tensor of each rank's page. What is one run on both sides is not copied.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl import staging
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.crossing import Crossing, check_pools
@@ -13,7 +14,7 @@ from baton.transfer.channels.nixl.scattering import StagedRead
 from baton.transfer.channels.nixl.staging import Bytes, Staging
 from baton.transfer.channels.trusted_network import LOOPBACK
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
+from baton.transfer.memory.regions import EngineMemory, Memory, Span
 from baton.transfer.memory.segments import Kind, Segment, cut_kv, nbytes
 
 
@@ -72,7 +73,7 @@ class NixlPeer:
             return self._crossing.written_bytes(segment)
         return wire_bytes(segment, self._memory)
 
-    def post(self, segment: Segment, source: Holder, target: Holder, note: bytes) -> int:
+    def post(self, segment: Segment, source: StateRef, target: StateRef, note: bytes) -> int:
         """Post a write from our `source` to the peer's `target`. Returns its number."""
         agent = self.agent
         if self._crossing is not None:
@@ -106,7 +107,7 @@ class NixlPeer:
         self._staging.free(post)
         return nbytes
 
-    def fetch(self, segment: Segment, into: Holder, source: Holder) -> int:
+    def fetch(self, segment: Segment, into: StateRef, source: StateRef) -> int:
         """Post a read from the peer's `source` into our `into`. Returns its number. The bytes are
         in their place after `ended`."""
         agent = self.agent

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
-from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
+from baton.transfer.memory.regions import EngineMemory, Memory, Span
 from baton.transfer.memory.segments import Kind, Piece, Segment, nbytes
 
 LARGEST_PADDING = 1 / 64
@@ -29,11 +30,11 @@ class Cut:
     pieces: tuple[Piece, ...]
     nbytes: int  # on the wire, padding included
 
-    def ids(self, holder: Holder) -> list[int]:
+    def ids(self, holder: StateRef) -> list[int]:
         """Return the ids of the whole blocks in the pool of `holder`."""
         return [_id(self.pool, block, holder) for block in self.blocks]
 
-    def parts(self, holder: Holder, span: Span) -> Parts:
+    def parts(self, holder: StateRef, span: Span) -> Parts:
         """Return the pieces' addresses in the pool at `span`: [pieces, 3] uint64."""
         starts = (
             span.address + _id(self.pool, p.block, holder) * span.block_bytes + p.offset
@@ -82,5 +83,5 @@ def _whole(segment: Segment, memory: EngineMemory) -> tuple[Sequence[int], int]:
     return (blocks, whole) if blocks and whole <= size * (1 + LARGEST_PADDING) else ((), size)
 
 
-def _id(pool: int, block: int, holder: Holder) -> int:
+def _id(pool: int, block: int, holder: StateRef) -> int:
     return holder.pages[block] if pool == PAGES else holder.slot

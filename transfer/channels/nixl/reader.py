@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.poller import Work
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment
 
 READS = 4
@@ -25,8 +25,8 @@ READS = 4
 @dataclass(frozen=True, eq=False)
 class _Read:
     segment: Segment
-    into: Holder
-    source: Holder
+    into: StateRef
+    source: StateRef
     ended: "asyncio.Future[None]"
 
 
@@ -42,7 +42,7 @@ class NixlReader:
         self._posted: dict[int, _Read] = {}  # by the read's number; the poller's thread has it
         self.closed = False  # of no more use
 
-    async def read(self, segments: Sequence[Segment], into: Holder, source: Holder) -> None:
+    async def read(self, segments: Sequence[Segment], into: StateRef, source: StateRef) -> None:
         """Copy `segments` of `source` into `into`.
 
         Nothing is written into `into` after this has returned or raised. Raises ChannelError. The

@@ -3,6 +3,7 @@
 import logging
 import threading
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.agent import NixlAgent
@@ -10,7 +11,6 @@ from baton.transfer.channels.nixl.endpoint import encode_endpoint
 from baton.transfer.channels.nixl.plan import wire_bytes
 from baton.transfer.channels.poller import Work
 from baton.transfer.errors import ChannelError, TicketError, TransferError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import nbytes
 from baton.transfer.tickets import Claim
 
@@ -85,7 +85,7 @@ class NixlReceiver:
             self._tickets.admit(claim)
             memory, segment = self._context.memory, header.segment
 
-            def check(holder: Holder) -> None:
+            def check(holder: StateRef) -> None:
                 if header.checksum is not None:
                     header.check(memory.written(segment, holder))
                 self._context.count_received(segment.kind, wire_bytes(segment, memory) + len(note))

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
-from baton.transfer.memory.regions import Holder, Span
+from baton.transfer.memory.regions import Span
 from baton.transfer.memory.reshard import Place
 from baton.transfer.memory.segments import Kind, Segment
 
 POOLS_A_RANK = 2  # slots and pages
 MOST_PLANNED = 1024  # runs of layers and of a page's rows whose moves are kept
 
-Side = tuple[Sequence[Span], Holder]
+Side = tuple[Sequence[Span], StateRef]
 """The pools of all ranks of an engine, and one request's memory there."""
 
 
@@ -86,7 +87,7 @@ def touch(move: SegmentMove) -> bool:
 
 
 def _start(
-    segment: Segment, spans: Sequence[Span], holder: Holder, place: Place, block: int
+    segment: Segment, spans: Sequence[Span], holder: StateRef, place: Place, block: int
 ) -> tuple[int, int]:
     """Return a rank's pool, and where in it a place in one of the request's blocks begins."""
     of_kv = segment.kind is Kind.KV

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
 from baton.transfer.channels.nixl.runs import (
     MOST_PLANNED,
@@ -20,7 +21,7 @@ from baton.transfer.channels.nixl.runs import (
 )
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
-from baton.transfer.memory.regions import Holder, Span
+from baton.transfer.memory.regions import Span
 from baton.transfer.memory.segments import Segment
 
 
@@ -61,7 +62,7 @@ class Scattering:
         self._pools = [bytes_at(span) for span in spans]
         self._draining = lru_cache(MOST_PLANNED)(lambda rows: tuple(moves.draining(rows)))
 
-    def staged(self, segment: Segment, into: Holder, source: Side, buffer: Bytes) -> StagedRead:
+    def staged(self, segment: Segment, into: StateRef, source: Side, buffer: Bytes) -> StagedRead:
         """Return how to read a segment: one run for each tensor of each rank's page at the source,
         where we need all of it and the buffer has room.
         """

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
@@ -13,7 +14,6 @@ from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Pos
 from baton.transfer.channels.poller import Work
 from baton.transfer.channels.writer_lease import WriterLease
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import nbytes
 from baton.transfer.tickets import Claim
 
@@ -38,7 +38,7 @@ class NixlSender:
         self.link = LinkRate()  # so has it this one
 
     def open(
-        self, claim: Claim, target: Holder, on_moving: OnMoving, size: int | None = None
+        self, claim: Claim, target: StateRef, on_moving: OnMoving, size: int | None = None
     ) -> NixlWriteOperation:
         pages = self._context.memory.pages
         return NixlWriteOperation(

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.state_ref import StateRef
 from baton.transfer.channels.ends import OnMoving
 from baton.transfer.channels.writer_lease import WriterLease
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Segment
 from baton.transfer.tickets import Claim, Received
 
@@ -27,7 +27,7 @@ class Post:
 
     writing: "NixlWriteOperation"
     segment: Segment
-    source: Holder
+    source: StateRef
 
 
 class Poster(Protocol):
@@ -45,7 +45,7 @@ class NixlWriteOperation:
         self,
         poster: Poster,
         claim: Claim,
-        target: Holder,
+        target: StateRef,
         on_moving: OnMoving,
         lease: WriterLease,
         lease_s: float,
@@ -67,7 +67,7 @@ class NixlWriteOperation:
         self._told = False  # the receiver was told that posts are under way
         self._resting: asyncio.TimerHandle | None = None
 
-    async def write(self, segment: Segment, holder: Holder) -> None:
+    async def write(self, segment: Segment, holder: StateRef) -> None:
         self._raise_if_over()
         if self._resting is not None:
             self._resting.cancel()
