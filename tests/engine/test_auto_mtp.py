@@ -120,6 +120,33 @@ def resolved(folder: Path, **more: object) -> bool:
     return configured_model(replace(auto(options(folder)), **more)).mtp  # type: ignore[arg-type]
 
 
+def save_without_layer(whole: Path, folder: Path) -> None:
+    """Save a checkpoint whose layer is counted in config.json, and left out of the files."""
+    for path in whole.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / path.name).write_bytes(path.read_bytes())
+    layers = configured_model(options(whole)).layers
+    prefixes = "mtp.", f"model.layers.{len(layers)}."
+    tensors = load_file(whole / "model.safetensors")
+    kept = {n: t for n, t in tensors.items() if not n.startswith(prefixes)}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_server_that_drafts_nothing_neither_loads_the_layer_nor_has_room_for_it(
+    mtp_checkpoints: MtpCheckpoints, tmp_path: Path, name: str
+) -> None:
+    whole = mtp_checkpoints.folder(name)
+    save_without_layer(whole, tmp_path)
+    drafting, off, without = (
+        Engine.load(config).plan
+        for config in (auto(options(whole)), options(whole), options(tmp_path))
+    )
+    for part in ("weight_bytes", "page_layout", "slot_layout"):
+        assert getattr(off, part) == getattr(without, part) != getattr(drafting, part), part
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layer_is_run_where_the_files_have_it(
     mtp_checkpoints: MtpCheckpoints, oracle: Oracle, tmp_path: Path, name: str
@@ -128,15 +155,7 @@ def test_the_layer_is_run_where_the_files_have_it(
     assert resolved(whole)
     assert not resolved(whole, mtp=False)
     assert not resolved(oracle.checkpoint("granite_moe_nope"))
-    for path in whole.iterdir():  # counted in config.json, and left out of the files
-        if path.suffix != ".safetensors":
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    layers = configured_model(options(whole)).layers
-    prefixes = "mtp.", f"model.layers.{len(layers)}."
-    tensors = load_file(whole / "model.safetensors")
-    kept = {n: t for n, t in tensors.items() if not n.startswith(prefixes)}
-    assert len(kept) < len(tensors)
-    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    save_without_layer(whole, tmp_path)
     assert not resolved(tmp_path)
     (tmp_path / "model.safetensors").unlink()  # for dummy weights
     assert resolved(tmp_path)
