@@ -1,7 +1,7 @@
 """The separation of an answer's text, as it grows, into reasoning, content and tool calls."""
 
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
@@ -83,6 +83,7 @@ class ReplyParser:
         self._broken = False  # a call went wrong, whose last mark has not come
         self._begun = False  # there was content, or a call
         self._trim = False  # white space after a mark belongs to it
+        self._known_marks: dict[tuple[bool, bool], _Marks] = {}  # by `_thinking` and `_broken`
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -94,8 +95,12 @@ class ReplyParser:
     def hide(self, marks: Iterable[str]) -> None:
         """Leave these marks out of all text that is given out: they are special tokens."""
         self._hidden = tuple(marks)
+        self._known_marks.clear()
 
     def push(self, text: str) -> list[Part]:
+        if self._is_plain(text):
+            self._begun = self._begun or not self._thinking
+            return [TextPart(self._kind, text)]
         found: list[Part] = []
         # In small pieces, so that reading on behind a mark copies little.
         for at in range(0, len(text), _LOOK):
@@ -106,6 +111,14 @@ class ReplyParser:
     def finish(self) -> list[Part]:
         """Return the parts that were held back, at the end of the answer."""
         return list(self._read(last=True))
+
+    def _is_plain(self, text: str) -> bool:
+        """Return True for text that reading would give out whole: most tokens have such."""
+        if not 0 < len(text) <= _LOOK or self._text or text[-1].isspace():
+            return False
+        if self._reader or self._trial or self._may_begin or self._trim:
+            return False
+        return (self._begun or not self._may_be_bare) and not self._marks().initials.search(text)
 
     def _read(self, last: bool) -> Iterator[Part]:
         while True:
@@ -156,8 +169,15 @@ class ReplyParser:
             self._text, self._thinking, self._trim = bare[len(begin) :], True, True
         return True
 
-    def _marks(self) -> dict[str, _Act]:
+    def _marks(self) -> "_Marks":
         """Return the marks that have a meaning at this place."""
+        place = self._thinking, self._broken
+        known = self._known_marks.get(place)
+        if known is None:
+            known = self._known_marks[place] = _known(tuple(self._acts().items()))
+        return known
+
+    def _acts(self) -> dict[str, _Act]:
         marks = dict.fromkeys(self._hidden, _Act.DROP)
         tools, reasoning = self._tools, self._reasoning
         if reasoning is not None and self._thinking:
@@ -176,9 +196,9 @@ class ReplyParser:
         """Take text up to a mark, and the mark. Return True if more text must come first."""
         marks, text, shown = self._marks(), self._text, ""
         begin = searched = 0  # of what is not in `shown`, and of what no mark was found in
-        while (found := _any_of(tuple(marks)).search(text, searched)) is not None:
+        while (found := marks.any.search(text, searched)) is not None:
             mark, at, searched = found[0], found.start(), found.end()
-            act, before = marks[mark], text[begin:at]
+            act, before = marks.acts[mark], text[begin:at]
             if act is _Act.CLOSE:
                 yield from self._shown(shown + before.rstrip())
                 self._thinking = False
@@ -204,7 +224,7 @@ class ReplyParser:
             if act is _Act.END:
                 self._broken = False
                 marks = self._marks()
-        sure = len(text) - (0 if last else _kept_back(text[searched:], marks))
+        sure = len(text) - (0 if last else marks.kept_back(text[searched:]))
         self._text = text[sure:]
         yield from self._shown(shown + text[begin:sure])
         return True
@@ -274,25 +294,32 @@ class ReplyParser:
             yield TextPart(self._kind, text)
 
 
+class _Marks:
+    """Marks and what they mean, in the forms in which they are looked for."""
+
+    def __init__(self, marks: Iterable[tuple[str, _Act]]) -> None:
+        self.acts = acts = dict(marks)
+        self.any = _any_of(tuple(acts))
+        self.initials = _any_of(tuple({mark[0] for mark in acts}))
+        """A text without these has no mark, and none begins at its end."""
+        self._beginnings = {mark[:size] for mark in acts for size in range(1, len(mark))}
+        self._longest = max(map(len, self._beginnings), default=0)
+
+    def kept_back(self, text: str) -> int:
+        """Count the characters at the end that may begin a mark, with the space before it."""
+        if not self.acts:
+            return 0
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        longest = next((n for n in sizes if text[len(text) - n :] in self._beginnings), 0)
+        bare = text[: len(text) - longest]
+        return longest + len(bare) - len(bare.rstrip())
+
+
+_known = lru_cache(maxsize=64)(_Marks)
+
+
 @lru_cache(maxsize=64)
 def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     if not marks:
         return re.compile("(?!)")  # found nowhere
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
-
-
-def _kept_back(text: str, marks: Collection[str]) -> int:
-    """Count the characters at the end that may begin a mark, with the space before it."""
-    if not marks:
-        return 0
-    longest = max(
-        (
-            size
-            for mark in marks
-            for size in range(1, min(len(mark), len(text) + 1))
-            if text.endswith(mark[:size])
-        ),
-        default=0,
-    )
-    bare = text[: len(text) - longest]
-    return longest + len(bare) - len(bare.rstrip())

@@ -118,7 +118,7 @@ async def frames(app: ASGIApp, path: str, body: dict[str, Any]) -> int:
 REQUESTS = [
     ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 161),
     ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 212),
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 304),
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 298),
 ]
 
 
@@ -133,8 +133,8 @@ async def test_a_request_passes_few_frames(
 STREAMS = [
     ("/v1/completions", {"prompt": "hello"}, 16),
     ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 35),
-    ("/v1/chat/completions", {"messages": HELLO}, 29),
-    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 30),
+    ("/v1/chat/completions", {"messages": HELLO}, 21),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 21),
 ]
 
 
