@@ -1,11 +1,11 @@
-"""A trace's prompts on several prefill workers, placed by the router's own code; no model runs."""
+"""A trace's prompts on several workers, placed by the router's own code; no model runs."""
 
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, repeat
 
 import numpy as np
 
@@ -19,12 +19,17 @@ from baton.router.cluster_view.state_index import StateIndex
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
+from baton.router.placement.prefill_here import OFF, PrefillHere
 from baton.router.policies.registry import POLICIES
 from baton.text.prefix_digest import PromptPrefixes
 from baton.worker.snapshot_feed import SnapshotFeed
 
 REPORT_S = 0.05
 """The time from a change of a worker's cache until the router has its report."""
+STEP_S = 0.03
+"""The time of a decode step of ranks that compute prompts, without a part of one."""
+LEAST_BESIDE = 64
+"""The fewest prompt tokens in a step beside answers; else those that make it twice as long."""
 _LEASE_S = 1.0  # no lease runs out: nobody counts its ticks
 
 
@@ -36,6 +41,7 @@ class Placed:
     hit: int = 0
     computed: list[int] = field(default_factory=list)  # tokens that each worker computed
     waits_s: list[float] = field(default_factory=list)  # from each arrival to its first token
+    on_ranks: int = 0  # prompts that decode ranks computed
     missed: Missed = field(default_factory=Missed)
 
     @property
@@ -47,6 +53,11 @@ class Placed:
         """Return what the busiest worker computed, divided by the mean."""
         return max(self.computed) * len(self.computed) / (sum(self.computed) or 1)
 
+    @property
+    def rank_share(self) -> float:
+        """Return the share of the prompts that decode ranks computed."""
+        return self.on_ranks / (len(self.waits_s) or 1)
+
     def wait_ms(self, percentile: float) -> float:
         return 1000 * float(np.percentile(self.waits_s, percentile))
 
@@ -55,13 +66,15 @@ class Placed:
 class _Prompt:
     arrived: float
     key: bytes
+    answer_s: float  # from its first token to its last
+    rank: "_ComputingWorker | None"  # which writes the answer; None: that costs nothing
     junctions: tuple[int, ...]
     in_flight: InFlight
     sought: Sought
 
 
-class _PrefillWorker:
-    """A worker that computes one prompt after the other."""
+class _ComputingWorker:
+    """A worker that computes one prompt after the other. A decode rank writes answers besides."""
 
     def __init__(self, worker: Worker, cache: Replay) -> None:
         self.worker = worker
@@ -71,6 +84,7 @@ class _PrefillWorker:
         self.told = self.feed.whole()
         self.waiting: deque[_Prompt] = deque()
         self.running: _Prompt | None = None
+        self.answers = 0
 
     def news(self) -> CacheReport | None:
         """Return what has changed in the cache since the last call."""
@@ -80,7 +94,7 @@ class _PrefillWorker:
 
 
 class PlacedReplay:
-    """Prefill workers with a cache each, behind the router's `Placer`, on a simulated clock."""
+    """Workers with a cache each, behind the router's `Placer`, on a simulated clock."""
 
     def __init__(
         self,
@@ -89,33 +103,51 @@ class PlacedReplay:
         cache: Callable[[], Replay],
         tokens_s: float,
         grid: int,
+        ranks: int = 0,
     ) -> None:
-        """tokens_s: tokens a second that a worker computes. grid: where snapshots may lie."""
+        """workers: that compute prompts alone. tokens_s: tokens a second that a worker computes.
+        grid: where snapshots may lie. ranks: that write answers, and compute prompts by the rule of
+        `--prefill-here auto`; 0: one takes all answers, and they cost nothing.
+        """
         self._table = WorkerTable(_LEASE_S, lambda: 0.0)
         self._states = StateIndex(self._table)
-        self._placer = Placer(self._table, self._states, lambda worker: True, POLICIES[policy]())
+        rule = PrefillHere(None if ranks else OFF)
+        self._placer = Placer(
+            self._table, self._states, lambda worker: True, POLICIES[policy](), prefill_here=rule
+        )
         self._tokens_s = tokens_s
         settings = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
                     "mamba_checkpoint_grid": str(grid)}  # fmt: skip
-        self._status = WorkerStatus(max_running=1 << 20, settings=settings)
-        self._workers = [
-            _PrefillWorker(self._join(f"prefill-{number}", PREFILL), cache())
-            for number in range(workers)
-        ]
+        self._beside = max(LEAST_BESIDE, round(STEP_S * tokens_s))
+        self._step_s = STEP_S if ranks else 0.0
+        self._status = WorkerStatus(
+            max_running=1 << 20,
+            settings=settings,
+            prompt_token_us=1e6 / tokens_s,
+            decode_step_us=self._step_s * 1e6,
+            beside_decode=self._beside,
+        )
+        joined = [self._join(f"prefill-{number}", PREFILL) for number in range(workers)]
+        joined += [self._join(f"decode-{number}", DECODE) for number in range(ranks)]
+        self._workers = [_ComputingWorker(each, cache()) for each in joined]
         for each in self._workers:
             self._states.report(each.worker, each.told)
         self._by_id = {each.worker.worker_id: each for each in self._workers}
-        self._join("decode-0", DECODE)
+        if not ranks:
+            self._join("decode-0", DECODE)
         self._later: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()  # of what is due at the same time, the first comes first
         self._misses = Misses(grid)
-        self._sums = Placed(computed=[0] * workers, missed=self._misses.missed)
+        self._sums = Placed(computed=[0] * len(joined), missed=self._misses.missed)
 
-    def run(self, prompts: Iterable[tuple[float, bytes]]) -> Placed:
-        """Play prompts: when each arrives, in seconds and rising, and its key."""
-        for arrived, key in prompts:
+    def run(
+        self, prompts: Iterable[tuple[float, bytes]], answers: Iterable[int] = repeat(0)
+    ) -> Placed:
+        """Play prompts: when each arrives, in seconds and rising, and its key. answers: tokens of
+        each answer, which none waits for but prompts on its rank."""
+        for (arrived, key), tokens in zip(prompts, answers, strict=False):
             self._until(arrived)
-            self._arrive(arrived, key)
+            self._arrive(arrived, key, tokens * self._step_s)
         self._until(float("inf"))
         return self._sums
 
@@ -134,18 +166,21 @@ class PlacedReplay:
     def _at(self, when: float, do: Callable[[float], None]) -> None:
         heappush(self._later, (when, next(self._numbers), do))
 
-    def _arrive(self, now: float, key: bytes) -> None:
+    def _arrive(self, now: float, key: bytes, answer_s: float) -> None:
         assignment = self._placer.place(PromptPrefixes(array("I", key)))
         if assignment is None:
             raise RuntimeError("no worker is there")
         in_flight = self._placer.track(assignment)
-        prompt = _Prompt(now, key, assignment.junctions, in_flight, self._misses.arrived(key))
-        worker = self._by_id[assignment.prefills[0].worker_id]
+        sought = self._misses.arrived(key)
+        rank = self._by_id.get(assignment.rank.worker_id)
+        prompt = _Prompt(now, key, answer_s, rank, assignment.junctions, in_flight, sought)
+        worker = self._by_id[assignment.reader.worker_id]
+        self._sums.on_ranks += assignment.here
         worker.waiting.append(prompt)
         if worker.running is None:
             self._begin(worker, now)
 
-    def _begin(self, worker: _PrefillWorker, now: float) -> None:
+    def _begin(self, worker: _ComputingWorker, now: float) -> None:
         prompt = worker.running = worker.waiting.popleft()
         done = worker.cache.compute(prompt.key, prompt.junctions)
         computed = done.tokens - done.hit
@@ -157,14 +192,21 @@ class PlacedReplay:
         changes = worker.log.take()
         self._misses.changed(number, changes)
         worker.feed.add(changes)
-        self._at(now + computed / self._tokens_s, lambda at: self._end(worker, at))
+        takes_s = computed / self._tokens_s
+        if worker.answers:  # their steps come between its parts
+            takes_s += computed / self._beside * self._step_s
+        self._at(now + takes_s, lambda at: self._end(worker, at))
 
-    def _end(self, worker: _PrefillWorker, now: float) -> None:
+    def _end(self, worker: _ComputingWorker, now: float) -> None:
         prompt, worker.running = worker.running, None
         if prompt is None:
             raise RuntimeError("a worker ended a prompt that it had not begun")
         prompt.in_flight.prefill_done()
-        prompt.in_flight.release()
+        if prompt.rank is None:
+            prompt.in_flight.release()
+        else:
+            prompt.rank.answers += 1
+            self._at(now + prompt.answer_s, lambda _: self._answered(prompt))
         self._sums.waits_s.append(now - prompt.arrived)
         report = worker.news()
         if report is not None:
@@ -172,7 +214,12 @@ class PlacedReplay:
         if worker.waiting:
             self._begin(worker, now)
 
-    def _hear(self, worker: _PrefillWorker, report: CacheReport) -> None:
+    def _answered(self, prompt: _Prompt) -> None:
+        prompt.in_flight.release()
+        if prompt.rank is not None:
+            prompt.rank.answers -= 1
+
+    def _hear(self, worker: _ComputingWorker, report: CacheReport) -> None:
         if not self._states.report(worker.worker, report):
             raise RuntimeError("a report was lost")
         self._states.expected.heard(worker.worker)

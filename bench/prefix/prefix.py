@@ -68,12 +68,19 @@ class _Traffic:
         )
 
     def placed(
-        self, grid: int, at: CacheBudget, snapshots: int, workers: int, policy: str, load: float
+        self,
+        grid: int,
+        at: CacheBudget,
+        snapshots: int,
+        workers: int,
+        policy: str,
+        load: float,
+        ranks: int = 0,
     ) -> Placed:
         """Replay on several workers, each with a budget of `at`.
 
-        load: what an infinite cache would leave to compute, divided by what all workers compute in
-        the time of the trace.
+        load: what an infinite cache would leave to compute, divided by what all prefill workers
+        compute in the time of the trace. ranks: see `PlacedReplay`.
         """
         best = self.best(grid)
         seconds = max(request.timestamp for request in self.requests) / 1000
@@ -81,9 +88,10 @@ class _Traffic:
             raise click.UsageError("all requests of the trace come at once; --cluster needs times")
         tokens_s = (best.tokens - best.hit) / (load * workers * seconds)
         cache = partial(Replay, self.page_size, grid, at, snapshots, SIZES)
-        replay = PlacedReplay(workers, policy, cache, tokens_s, grid)
+        replay = PlacedReplay(workers, policy, cache, tokens_s, grid, ranks)
         arrivals = (request.timestamp / 1000 for request in self.requests)
-        return replay.run(zip(arrivals, self.runs.keys(self.requests), strict=True))
+        answers = (request.output_length for request in self.requests)
+        return replay.run(zip(arrivals, self.runs.keys(self.requests), strict=True), answers)
 
     def clairvoyant(self, grid: int, gigabytes: float) -> float:
         return clairvoyant.hit_rate(self.requests, grid, int(gigabytes * 1e9), SIZES)
@@ -129,6 +137,11 @@ def _on_cluster(
             results[f"imbalance_{name}"] = done.imbalance
             results[f"ttft_p50_ms_{name}"] = done.wait_ms(50)
             results[f"ttft_p99_ms_{name}"] = done.wait_ms(99)
+        done = traffic.placed(grid, at, snapshots, workers, "prefix_aware", load, workers)
+        results[f"hit_rate_ranks_{load:g}"] = done.hit_rate
+        results[f"rank_share_ranks_{load:g}"] = done.rank_share
+        results[f"ttft_p50_ms_ranks_{load:g}"] = done.wait_ms(50)
+        results[f"ttft_p99_ms_ranks_{load:g}"] = done.wait_ms(99)
     return results
 
 
@@ -193,7 +206,9 @@ def prefix(
     computed, and no snapshot made so deep; evicted; elsewhere: on other workers. of_best_pooled:
     one cache with the memory of all workers; of_best_clairvoyant: that knows the future.
     imbalance_…: tokens that the busiest worker computes, divided by the mean. ttft_…: from a
-    prompt's arrival to its first token, on a simulated clock.
+    prompt's arrival to its first token, on a simulated clock. …_ranks_<load>: prefix_aware with as
+    many decode ranks, which write the answers and compute prompts too (--prefill-here auto);
+    rank_share: the share of prompts that they compute.
     """
     for each in (grid or TRACE_GRID, grid or MODEL_GRID):
         if each % page_size:

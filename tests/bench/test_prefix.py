@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from baton.bench.prefix import clairvoyant
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.bench.prefix.clairvoyant import Reuse, reuses
-from baton.bench.prefix.cluster import PlacedReplay
+from baton.bench.prefix.cluster import STEP_S, PlacedReplay
 from baton.bench.prefix.prefix import SIZES, TRACE_GRID, prefix
 from baton.bench.prefix.replay import Replay, Replayed
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
@@ -202,6 +202,25 @@ def test_prompts_wait_for_those_before_them_and_for_their_own_tokens() -> None:
     assert placed.waits_s == [2.0, 2.0]
 
 
+def test_an_idle_rank_computes_what_would_wait_for_a_prefill_worker() -> None:
+    """The second one; the third, while the rank still writes the answer to it, and with steps of
+    that answer between its parts."""
+    keys = [TokenRuns(7).key(request(BLOCK, name)) for name in (1, 2, 3)]
+    speed = BLOCK / 2
+    placed = PlacedReplay(1, "prefix_aware", cache, speed, BLOCK, ranks=1).run(
+        [(0.0, keys[0]), (0.5, keys[1]), (2.6, keys[2])], [0, 1000, 1]
+    )
+    assert placed.waits_s == pytest.approx([2.0, 2.0, 2.0])
+    assert placed.on_ranks == 1, "nothing waits at the prefill worker then"
+    placed = PlacedReplay(1, "prefix_aware", cache, speed, BLOCK, ranks=1).run(
+        [(0.0, keys[0]), (0.1, keys[1]), (2.2, keys[0] + keys[2]), (2.3, keys[1] + keys[2])],
+        [0, 1000, 1, 1],
+    )
+    steps_s = BLOCK / 64 * STEP_S
+    assert placed.waits_s == pytest.approx([2.0, 2.0, 2.0, 2.0 + steps_s])
+    assert (placed.on_ranks, placed.rank_share) == (2, 0.5)
+
+
 @pytest.mark.parametrize("seed", [random.randrange(1 << 31)])
 def test_idle_workers_hit_as_one_large_cache_where_prompts_are_placed_by_prefix(seed: int) -> None:
     prompts = arrivals(random.Random(seed))
@@ -223,6 +242,8 @@ def test_a_trace_is_replayed_on_a_cluster_by_every_policy(trace: Path) -> None:
             assert 1 <= found[f"imbalance_{policy}_{load}"] <= 3
             causes = [found[f"missed_{each}_{policy}_{load}"] for each in CAUSES]
             assert found[f"of_best_{policy}_{load}"] + sum(causes) == pytest.approx(1)
+        assert 0 <= found[f"hit_rate_ranks_{load}"] <= found["best_hit_rate"] + 1e-9
+        assert 0 <= found[f"rank_share_ranks_{load}"] < 1
     assert 0 < found["of_best_clairvoyant"] <= 1 + 1e-9
     assert 0 < found["of_best_pooled"] <= 1 + 1e-9
 
