@@ -4,24 +4,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 from baton.core.errors import InvariantError
-from baton.engine.cache.prefix_cache import PrefixCache
+from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.handoff.prefix_share import Loan
+from baton.engine.handoff.reservations import Reservations
 from baton.engine.layout.owners import Owner
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.request.request import Request, Reservation
+from baton.engine.request.request import Request
 from baton.engine.step.batch import Batch
 
 
 def audit(
-    slots: IdPool,
-    pages: IdPool,
-    rows: IdPool,
-    page_size: int,
+    pools: CachedPools,
     requests: Iterable[Request],
-    reservations: Iterable[Reservation],
+    reservations: Reservations,
     loans: Iterable[Loan],
-    quarantined: Iterable[Reservation],
-    cache: PrefixCache,
     in_flight: Iterable[Batch],
 ) -> list[str]:
     """Describe every fault in the ownership of memory. Every slot, page and row must be free or
@@ -29,8 +25,11 @@ def audit(
     these requests, reservations, cache and steps say. [] when all is well.
     """
     findings: list[str] = []
-    requests, reservations = list(requests), list(reservations)
-    quarantined, loans = list(quarantined), list(loans)
+    slots, pages, rows, cache = pools.slots, pools.pages, pools.rows, pools.cache
+    requests, loans = list(requests), list(loans)
+    reserved, quarantined = list(reservations), reservations.quarantined
+    if pools.backup is not None:
+        findings += pools.backup.audit()
     for pool in (slots, pages, rows, cache):
         try:
             pool.check()
@@ -41,7 +40,7 @@ def audit(
         findings += _compare(slots, owner, [r.slot for r in mine if r.slot])
         findings += _compare(pages, owner, [page for r in mine for page in r.owned])
     findings += _compare(rows, Owner.LIVE, [r.table_row for r in requests if r.table_row])
-    for owner, held in ((Owner.TICKET, reservations), (Owner.QUARANTINE, quarantined)):
+    for owner, held in ((Owner.TICKET, reserved), (Owner.QUARANTINE, quarantined)):
         findings += _compare(slots, owner, [r.state.slot for r in held])
         findings += _compare(pages, owner, [page for r in held for page in r.owned])
     cached_pages, cached_slots = cache.tree.owned()
@@ -51,17 +50,17 @@ def audit(
     findings += _compare(slots, Owner.TRACK, tracked)
     findings += cache.tree.lock_findings(
         [r.node for r in requests if r.node is not None]
-        + [r.node for r in (*reservations, *quarantined) if r.node is not None]
+        + [r.node for r in (*reserved, *quarantined) if r.node is not None]
         + [loan.node for loan in loans],
         [r.resumes_from for r in requests if r.resumes_from] + [loan.node for loan in loans],
     )
     for request in requests:
         if not request.owned <= set(request.pages):
             findings.append(f"request {request.request_id} owns pages that its page list lacks")
-        if request.computed > len(request.pages) * page_size:
+        if request.computed > len(request.pages) * pools.page_size:
             findings.append(
                 f"request {request.request_id} has computed {request.computed} tokens but owns "
-                f"{len(request.pages)} pages of {page_size}"
+                f"{len(request.pages)} pages of {pools.page_size}"
             )
         if not bool(request.slot) == bool(request.pages) == bool(request.table_row):
             findings.append(

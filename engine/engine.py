@@ -48,6 +48,7 @@ from baton.engine.step.kept_inputs import kept_inputs, windows
 from baton.engine.step.layer_progress import OnLayers
 from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import ForwardStream, forward_stream
+from baton.engine.tiers.host_tier import host_tier
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
@@ -98,10 +99,11 @@ class Engine:
         self._donations = Donations(self._pools, self.counters)
         grids, chunk_snapshots = self.plan.grids, self.plan.snapshots_per_prefill
         tracker = Tracker(self._donations, grids, chunk_snapshots, on=self.plan.tracks)
+        planner = RowPlanner(tracker, config.page_size, drafter)
         self._scheduler = Scheduler(
             owned,
             self._donations,
-            RowPlanner(tracker, config.page_size, drafter),
+            planner,
             max_running=self.plan.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
             beside_decode=config.prefill_beside_decode,
@@ -113,17 +115,19 @@ class Engine:
         self._admission = AdmissionCheck(model.config, self.plan.max_model_len, tokenizer, rules)
         self._requests = RequestTable()
         self.reservations = Reservations(self._pools, self.counters)
-        self._canary = canary_for(config, model.config, self.plan.tables.width)
+        canary = canary_for(config, model.config, self.plan.tables.width)
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,
             owned,
             self._donations,
             donates_live=self.plan.donates_live,
-            canary=self._canary,
+            canary=canary,
             drafter=drafter,
         )
-        self.prefixes = PrefixShare(self._pools, self.reservations, self._canary)
+        self.prefixes = PrefixShare(self._pools, self.reservations, canary)
+        memory = self.states, self.pages
+        self.tier = host_tier(self.plan, self.prefixes, *memory, self._scheduler, planner)
         self._outbox: list[Event] = []
         self._last_serial = 0
 
@@ -201,6 +205,8 @@ class Engine:
     def plan_step(self) -> list[Event]:
         """Decide the next step; reports what happened since the last and what was scheduled."""
         if self._steps.planned is None:
+            if self.tier is not None:
+                self.tier.promote()
             began = perf_counter()
             planned = self._steps.planned = self._scheduler.plan(self._outbox)
             self.counters.schedule_seconds += perf_counter() - began
@@ -303,8 +309,8 @@ class Engine:
         self.reservations.check_adoptable(reservation, spec.cache_salt)
         request = self._enter(spec, grammar, reservation)
         self.reservations.adopt(request, reservation)
-        if self._canary is not None:
-            self._canary.adopted(request)
+        if self.prefixes.canary is not None:
+            self.prefixes.canary.adopted(request)
         # Other requests can use the pages that came: later hand-offs need not bring them again.
         self._donations.share_pages(request)
         self._scheduler.join(request)
@@ -316,23 +322,12 @@ class Engine:
     def audit(self) -> list[str]:
         """Describe the slots and pages not free or owned exactly once, and ranks that differ."""
         findings = self._runner.rank_findings() + self._scheduler.check(self._steps.batches)
-        return findings + audit(
-            self.states.ids,
-            self.pages.ids,
-            self._pools.rows,
-            self.config.page_size,
-            self._requests,
-            self.reservations,
-            self.prefixes.loans,
-            self.reservations.quarantined,
-            self._pools.cache,
-            self._steps.batches,
-        )
+        owners = self._requests, self.reservations, self.prefixes.loans
+        return findings + audit(self._pools, *owners, self._steps.batches)
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache, but for what requests are using; return true if nothing was."""
-        self._pools.cache.flush()
-        return not self._pools.cache.nodes
+        return self._pools.flush()
 
     def generate(
         self,
@@ -361,6 +356,8 @@ class Engine:
     def close(self) -> None:
         """Finish the steps in flight, and end the other ranks. The engine cannot run after this."""
         self._stream.close()
+        if self.tier is not None:
+            self.tier.close()
         if self.followers is not None:
             self.followers.close()
 

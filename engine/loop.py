@@ -47,6 +47,8 @@ class EngineLoop:
         self._calls: deque[_Call[Any]] = deque()
         self._ending = False
         self._thread: threading.Thread | None = None  # once started
+        if engine.tier is not None:
+            engine.tier.on_done = self._collect
 
     def start(self) -> None:
         self._thread = child_thread(self._run, "engine", self._failed)
@@ -70,6 +72,10 @@ class EngineLoop:
         if self._thread is not None and self._thread.is_alive():
             raise TimeoutError(f"the engine's step did not end within {timeout} s")
         self._refuse_calls()
+
+    def _collect(self) -> None:
+        """Let the engine's thread take over what its tier has copied."""
+        self.call(lambda engine: engine.tier.collect() if engine.tier is not None else None)
 
     def _run(self) -> None:
         use_device(device_of(self._engine.config.device))

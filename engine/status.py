@@ -1,7 +1,7 @@
 """The status of an engine."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.eviction_causes import Shortages
@@ -27,10 +27,14 @@ class EngineStatus:
     decode_step_s: float  # of a step without prompts; 0: not known
     prompt_token_s: float  # by which a prompt token makes a step longer; 0: not known
     beside_decode: int  # most prompt tokens of a step in which requests decode
+    # Of the host's tier, if there is one.
+    host_slots: dict[Owner, int] = field(default_factory=dict)
+    host_pages: dict[Owner, int] = field(default_factory=dict)
 
 
 def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) -> EngineStatus:
     """Return the status of the engine that these are parts of."""
+    host_slots, host_pages = ({}, {}) if pools.backup is None else pools.backup.counts()
     return EngineStatus(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -38,6 +42,8 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
         held=len(scheduler.held),
         slots=pools.slots.counts(),
         pages=pools.pages.counts(),
+        host_slots=host_slots,
+        host_pages=host_pages,
         shortages=pools.causes.lately,
         max_running=plan.max_running,
         max_model_len=plan.max_model_len,

@@ -145,6 +145,8 @@ class StatusGauges:
         self._labels = make.labels
         self._slots = make.gauge("slots", "State slots by owner.", "owner")
         self._pages = make.gauge("pages", "KV pages by owner.", "owner")
+        self._host_slots = make.gauge("host_slots", "Slots of the host's tier by owner.", "owner")
+        self._host_pages = make.gauge("host_pages", "Pages of the host's tier by owner.", "owner")
         self._running = make.gauge("requests_running", "Requests that take part in steps.")
         self._waiting = make.gauge("requests_waiting", "Requests that wait for the engine.")
 
@@ -155,6 +157,8 @@ class StatusGauges:
         self._waiting.labels(**self._labels).set(self.waiting_before() + status.waiting)
         self._set_owners(self._slots, status.slots)
         self._set_owners(self._pages, status.pages)
+        self._set_owners(self._host_slots, status.host_slots)
+        self._set_owners(self._host_pages, status.host_pages)
 
     def _set_owners(self, gauge: Gauge, owned: Mapping[Owner, int]) -> None:
         for owner, count in owned.items():

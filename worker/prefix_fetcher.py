@@ -12,6 +12,7 @@ from baton.core.errors import BatonError, RequestError
 from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
+from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.request.request import Reservation
 from baton.engine.sizing.plan import MemoryPlan
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
@@ -24,7 +25,6 @@ from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Received, Ticket, TicketTable
 from baton.worker.channels import WorkerChannels
 from baton.worker.context import WorkerContext
-from baton.worker.fetch_cost import FetchCost
 from baton.worker.prefix_reader import PrefixReader
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,48 @@
 """The pools of state slots and pages, and the prefix cache that uses what nobody else needs."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.cache.eviction_causes import EvictionCauses
-from baton.engine.cache.prefix_cache import PrefixCache
+from baton.engine.cache.prefix_cache import Inserted, PrefixCache
+from baton.engine.cache.prefix_node import Node, Snapshot
 from baton.engine.layout.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import History, TableChanges
 from baton.engine.settings.counters import Counters
+
+
+class Backup(Protocol):
+    """Another memory that copies what the cache takes over, and reads it under a lock meanwhile."""
+
+    def kept(self, node: Node, *, last: bool) -> None:
+        """Note that the cache has the prefix that ends at `node` now, and can resume from it.
+        last: it is the deepest of those that came with it."""
+        ...
+
+    def recallable(self) -> tuple[int, int]:
+        """Return how many slots and pages of the cache nobody else has locked."""
+        ...
+
+    def recall(self) -> None:
+        """Unlock what is being read."""
+        ...
+
+    def flush(self) -> bool:
+        """Forget all that nobody uses; return true if nothing is left."""
+        ...
+
+    def counts(self) -> tuple[dict[Owner, int], dict[Owner, int]]:
+        """Return how many of its slots and pages each owner has."""
+        ...
+
+    def audit(self) -> list[str]:
+        """Describe every fault in the ownership of its memory. [] when all is well."""
+        ...
 
 
 class CachedPools:
@@ -40,10 +72,11 @@ class CachedPools:
         self.launched = 0  # the newest forward that is planned
         self.completed = 0  # the newest forward that has finished on the device
         self.cache = PrefixCache(self.page_size, self.stateful, self._evicted)
-        self._counters = counters
-        self._slot_bytes = states.layout.slot_bytes
-        self._page_bytes = pages.layout.page_bytes
-        held = self.slots.size * self._slot_bytes + self.pages.size * self._page_bytes
+        self.backup: Backup | None = None
+        self.counters = counters
+        self.slot_bytes = states.layout.slot_bytes
+        self.page_bytes = pages.layout.page_bytes
+        held = self.slots.size * self.slot_bytes + self.pages.size * self.page_bytes
         self.causes = EvictionCauses(window_bytes=held)
 
     def launch(self, sequence: int) -> None:
@@ -59,12 +92,14 @@ class CachedPools:
     @property
     def free_slots(self) -> int:
         """Slots that a forward could have now, those that the cache would evict included."""
-        return self.slots.available + self.cache.evictable_snapshots
+        lent = self.backup.recallable()[0] if self.backup is not None else 0
+        return self.slots.available + self.cache.evictable_snapshots + lent
 
     @property
     def free_pages(self) -> int:
         """Pages that a forward could have now, those that the cache would evict included."""
-        return self.pages.available + self.cache.evictable_pages
+        lent = self.backup.recallable()[1] if self.backup is not None else 0
+        return self.pages.available + self.cache.evictable_pages + lent
 
     @property
     def total_pages(self) -> int:
@@ -84,24 +119,58 @@ class CachedPools:
     def take_pages(self, count: int, owner: Owner) -> list[int] | None:
         """Take `count` pages, evicting from the cache as needed. None, and nothing taken, when
         there are too few."""
-        short = count - self.pages.available
-        if short > self.cache.evictable_pages:
+        if count > self.free_pages:
             return None
+        short = count - self.pages.available
         if short > 0:
             self.evict_for_pages(short)
         return self.pages.take_many(count, owner)
 
     def evict_for_slots(self, count: int) -> None:
         """Evict `count` snapshots, if as many are evictable."""
+        if self.backup is not None and count > self.cache.evictable_snapshots:
+            self.backup.recall()
         nbytes = self._evicted_bytes(self.cache.evict_snapshots, count)
-        self._counters.slot_shortage_bytes += nbytes
+        self.counters.slot_shortage_bytes += nbytes
         self.causes.add(slots=nbytes)
 
     def evict_for_pages(self, count: int) -> None:
         """Evict at least `count` pages, if as many are evictable."""
+        if self.backup is not None and count > self.cache.evictable_pages:
+            self.backup.recall()
         nbytes = self._evicted_bytes(self.cache.evict_pages, count)
-        self._counters.page_shortage_bytes += nbytes
+        self.counters.page_shortage_bytes += nbytes
         self.causes.add(pages=nbytes)
+
+    def keep(
+        self,
+        key: bytes,
+        pages: Sequence[int],
+        snapshots: Sequence[Snapshot] = (),
+        below: Node | None = None,
+        salt: bytes = SHARED,
+    ) -> Inserted:
+        """Give the cache a run, see `PrefixCache.insert`, and tell the backup what it can resume
+        from, the deepest first."""
+        done = self.cache.insert(key, pages, snapshots, below, salt)
+        if self.backup is not None:
+            kept = [] if self.stateful else [done.node]
+            wanted = {each.depth for each in snapshots if not each.opportunistic}
+            node: Node | None = done.node
+            while wanted and node is not None:
+                if node.depth in wanted:
+                    wanted.remove(node.depth)
+                    kept.append(node)
+                node = node.parent
+            for each in kept:
+                self.backup.kept(each, last=each is kept[0])
+        return done
+
+    def flush(self) -> bool:
+        """Empty the cache and its backup, but for what is in use; return true if nothing was."""
+        empty = self.backup is None or self.backup.flush()
+        self.cache.flush()
+        return empty and not self.cache.nodes
 
     def take_row(self, pages: Sequence[int], history: History) -> int:
         """Take a row of the request tables for a request that has `pages` and `history`."""
@@ -126,17 +195,17 @@ class CachedPools:
 
     def _evicted_bytes(self, evict: Callable[[int], int], count: int) -> int:
         """Evict, and return the bytes of all slots and pages that went."""
-        counters = self._counters
+        counters = self.counters
         slots, pages = counters.snapshots_evicted, counters.pages_evicted
         evict(count)
         return (
-            (counters.snapshots_evicted - slots) * self._slot_bytes
-            + (counters.pages_evicted - pages) * self._page_bytes
+            (counters.snapshots_evicted - slots) * self.slot_bytes
+            + (counters.pages_evicted - pages) * self.page_bytes
         )  # fmt: skip
 
     def _evicted(self, pages: list[int], slots: list[int]) -> None:
         """Free what the cache evicts. A forward in flight may still read it."""
         self.give_back_pages(pages, Owner.CACHE)
         self.give_back_slots(slots, Owner.CACHE)
-        self._counters.pages_evicted += len(pages)
-        self._counters.snapshots_evicted += len(slots)
+        self.counters.pages_evicted += len(pages)
+        self.counters.snapshots_evicted += len(slots)

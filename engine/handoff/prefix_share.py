@@ -34,15 +34,15 @@ class PrefixShare:
     def __init__(
         self, pools: CachedPools, reservations: Reservations, canary: Canary | None
     ) -> None:
-        self._pools = pools
-        self._reservations = reservations
-        self._canary = canary
+        self.pools = pools
+        self.reservations = reservations
+        self.canary = canary
         self._loans: set[Loan] = set()
 
     def log_snapshots(self) -> SnapshotLog:
         """Log what the cache has of snapshots, and what becomes of them, in place of any earlier
         log. Call this while no step runs."""
-        self._pools.cache.tell(log := SnapshotLog())
+        self.pools.cache.tell(log := SnapshotLog())
         return log
 
     @property
@@ -51,38 +51,42 @@ class PrefixShare:
 
     def state_tokens(self, prefix: SaltedPrefix) -> int:
         """Return how many of the tokens a request that begins with them could resume from."""
-        return self._pools.cache.match(prefix.key, len(prefix), prefix.salt).depth
+        return self.pools.cache.match(prefix.key, len(prefix), prefix.salt).depth
 
     def lend(self, prefix: SaltedPrefix) -> Loan | None:
         """Lock the deepest state that the cache has of this prefix, and its KV. None if it has
         none.
         """
-        cache = self._pools.cache
-        match = cache.match(prefix.key, len(prefix), prefix.salt)
-        if not match.depth:
-            return None
-        cache.lock(match.node)
-        state = StateRef(match.snapshot or 0, match.pages, match.depth)
-        loan = Loan(state, match.node)
+        match = self.pools.cache.match(prefix.key, len(prefix), prefix.salt)
+        return self.lend_node(match.node) if match.depth else None
+
+    def lend_node(self, node: Node) -> Loan:
+        """Lock the state at `node`, if it has one, and the KV up to there."""
+        tree = self.pools.cache.tree
+        state = StateRef(node.snapshot or 0, tree.path_pages(node), node.depth)
+        loan = Loan(state, node)
+        if self.canary is not None:
+            self.canary.lent(*tree.path_key(node), state.slot, state.pages)
+        self.pools.cache.lock(node)
         self._loans.add(loan)
         return loan
 
     def give_back(self, loan: Loan) -> None:
         """Unlock a loan that nobody reads any more."""
         self._loans.remove(loan)
-        self._pools.cache.unlock(loan.node)
+        self.pools.cache.unlock(loan.node)
 
     def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
         """Give the cache the prefix `token_ids`, which a peer has written into the reservation,
         under the reservation's salt. Raises RequestError; then the reservation stands as it was.
         """
-        self._reservations.check_open(reservation)
+        self.reservations.check_open(reservation)
         tokens = reservation.state.tokens
-        if len(token_ids) != tokens or tokens % self._pools.page_size:
+        if len(token_ids) != tokens or tokens % self.pools.page_size:
             raise RequestError(
-                f"a cached prefix needs whole pages of {self._pools.page_size} tokens, and all of "
+                f"a cached prefix needs whole pages of {self.pools.page_size} tokens, and all of "
                 f"the {tokens} tokens that were reserved for; got {len(token_ids)}"
             )
-        if self._canary is not None:
-            self._canary.kept(token_ids, reservation)
-        self._reservations.keep(reservation, token_key(token_ids))
+        if self.canary is not None:
+            self.canary.kept(token_ids, reservation)
+        self.reservations.keep(reservation, token_key(token_ids))

@@ -96,6 +96,11 @@ class Reservations:
             raise InvariantError("a pool gave fewer ids than it said were available")
         return slot, tuple(taken)
 
+    def promised(self, request_id: str) -> bool:
+        """Return true if memory was evicted for a reservation that may have it after the forward in
+        flight: ask again then."""
+        return request_id in self._promised
+
     def _forget_promises(self) -> None:
         completed = self._pools.completed
         waiting = self._promised.items()
@@ -162,7 +167,7 @@ class Reservations:
         self._close(reservation)
         pools, state = self._pools, reservation.state
         kept = [Snapshot(state.tokens, state.slot)] if pools.stateful else []
-        done = pools.cache.insert(key, state.pages, kept, salt=reservation.cache_salt)
+        done = pools.keep(key, state.pages, kept, salt=reservation.cache_salt)
         spare = set(done.spare_pages)
         for page in reservation.owned:
             if page in spare:

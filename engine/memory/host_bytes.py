@@ -18,7 +18,7 @@ class HostBytes:
 
     def __init__(self, storage: Bytes) -> None:
         self._bytes = storage
-        self._address: int = storage.ctypes.data
+        self.address: int = storage.ctypes.data
         self._native = load()
 
     def view(self, start: int, nbytes: int) -> memoryview:
@@ -33,4 +33,4 @@ class HostBytes:
         if self._native is None or source.size < PAST_CACHE_BYTES or target.size != source.size:
             np.copyto(target, source)
         else:
-            self._native.copy_past_cache(self._address + start, source.ctypes.data, source.size)
+            self._native.copy_past_cache(self.address + start, source.ctypes.data, source.size)

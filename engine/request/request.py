@@ -66,6 +66,24 @@ class Reservation:
     cache_salt: bytes = field(default=SHARED, repr=False)  # of the cache's pages; its adopter's
 
 
+@dataclass(eq=False)
+class Promotion:
+    """A prefix in another memory that could spare a request that waits its computing.
+
+    below, depth: tokens that it could resume from without it, and with it. over: the request need
+    not wait for it any more. crowded: there was no room for it, so look again before an admission.
+    """
+
+    below: int
+    depth: int
+    over: bool = False
+    crowded: bool = False
+
+    def spared(self, computed: int) -> int:
+        """Return the tokens that it has spared a request that resumes from `computed`."""
+        return max(0, min(computed, self.depth) - self.below)
+
+
 class RequestState(StrEnum):
     WAITING = "waiting"  # owns nothing
     RUNNING = "running"  # owns a slot and pages; takes part in steps
@@ -108,6 +126,7 @@ class Request:
         "owned",
         "pages",
         "plain_place",
+        "promotion",
         "request_id",
         "resumes_from",
         "rules",
@@ -155,6 +174,8 @@ class Request:
         self.branch: int | None = None  # a depth where others went another way, worth a snapshot
         self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
         self.cached_kv = 0  # tokens whose KV was cached then, with or without their state
+        # Of its next admission; None: nobody has looked, as where there is no other memory.
+        self.promotion: Promotion | None = None
         self.admissions = 0
         self.computed = 0  # tokens whose state the last planned step leaves behind
         # Drafts of steps in flight: `computed` and `sampled` may be so many more, and count none.

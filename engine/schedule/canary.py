@@ -6,6 +6,7 @@ which the stream ran them, when their results are processed, so what is compared
 found.
 """
 
+from array import array
 from collections.abc import Collection, Sequence
 
 from baton.core.errors import InvariantError
@@ -69,6 +70,15 @@ class Canary:
         marks = self._marks(tokens, reservation.cache_salt)
         pages, owned = reservation.state.pages, reservation.owned
         self._received(marks, reservation.state.slot, pages, owned, "a kept prefix")
+
+    def lent(self, salt: bytes, key: bytes, slot: int, pages: Sequence[int]) -> None:
+        """Check what somebody is about to read of the prefix `key`, all of it whole pages. slot: 0
+        where it has no state. Raises InvariantError for a wrong read."""
+        marks = self._marks(array("i", key), salt)
+        if slot:
+            self._compare("slot", self._slots, slot, marks[-1], "a loan")
+        for index, end in self._page_ends(0, len(marks) - 1):
+            self._compare("page", self._pages, pages[index], marks[end], "a loan")
 
     def _received(
         self,

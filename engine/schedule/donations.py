@@ -90,7 +90,7 @@ class Donations:
         known = old.depth // pools.page_size  # its first pages, which the cache has already
         given = request.pages[known : depth // pools.page_size]
         key = request.key(old.depth, depth)
-        done = pools.cache.insert(key, given, snapshots, below=old)
+        done = pools.keep(key, given, snapshots, below=old)
         spare = set(done.spare_pages) & request.owned
         for page in request.owned.intersection(given) - spare:
             pools.pages.move(page, request.owner, Owner.CACHE)

@@ -55,6 +55,8 @@ class RequestMemory:
         counters.state_hit_tokens += request.computed
         counters.kv_hit_tokens += match.kv_depth
         counters.branch_points += request.branch is not None
+        if request.promotion is not None:
+            counters.host_hit_tokens += request.promotion.spared(request.computed)
         if not request.admissions:
             request.cached_tokens, request.cached_kv = request.computed, match.kv_depth
         request.admissions += 1
@@ -161,7 +163,7 @@ class RequestMemory:
         request.slot = request.state_slot = 0
         request.pages = []
         request.computed = request.settled = request.drafts_in_flight = 0
-        request.branch = None
+        request.branch = request.promotion = None
 
 
 def _added(counts: Depths, sources: tuple[DraftSource, ...]) -> Depths:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from baton.core.turns import Turn
+from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.request.events import Event, Scheduled
 from baton.engine.request.request import Request, RequestState
@@ -63,8 +64,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True if a plan would not be None."""
-        return bool(self.running) or self._next_admissible() is not None
+        """True if a plan would not be None, or will not be when a prefix has been copied."""
+        first = self.waiting.first
+        copying = first is not None and _awaits_copy(first, self._pools)
+        return copying or bool(self.running) or self._next_admissible() is not None
 
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
@@ -283,6 +286,8 @@ class Scheduler:
             return None
         if before is not None and request.turn > before:
             return None
+        if _awaits_copy(request, self._pools):
+            return None
         if request.pending:
             return None  # preempted while its last token was still being sampled
         needed = self._pools.pages_for(request.target)
@@ -342,6 +347,12 @@ def _newest(request: Request, drafts: int = 0) -> int:
 
 def _turn(request: Request) -> Turn:
     return request.turn
+
+
+def _awaits_copy(request: Request, pools: CachedPools) -> bool:
+    """Return true until it is known that no prefix of `request` is being copied into the pools."""
+    promotion = request.promotion
+    return pools.backup is not None and (promotion is None or not promotion.over)
 
 
 def _announce(request: Request, outbox: list[Event]) -> None:

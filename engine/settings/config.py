@@ -90,7 +90,7 @@ class EngineConfig(EngineOptions):
     """The settings of one engine: the operator's options, and what depends on model and cluster.
     Set once, at start.
 
-    It has more than 20 fields because each option is one.
+    Large because each option is one field.
     """
 
     model: Path

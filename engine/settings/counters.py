@@ -70,6 +70,15 @@ class Counters:
     transfer_hit_tokens: int = _count(
         "Prompt tokens of adopted hand-offs whose KV was cached here and was not transferred."
     )
+    host_hit_tokens: int = _count(
+        "Prompt tokens that were not computed, because their state came back from the host's tier."
+    )
+    host_snapshots_saved: int = _count("Snapshots that were copied into the host's tier.")
+    host_pages_saved: int = _count("KV pages that were copied into the host's tier.")
+    host_recalls: int = _count(
+        "Copies into the host's tier that were given up for a request that needed the memory."
+    )
+    host_failures: int = _count("Copies into or out of the host's tier that failed.")
     preemptions: int = _count("Requests that gave up their memory for others.")
     rows_behind: int = _count(
         "Rows that were left out of a step, because their mask or their drafts depend on a token "

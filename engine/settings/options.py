@@ -90,6 +90,15 @@ class EngineOptions(LatencyTarget):
         None, Group.CACHE,
         "Slots for the prefix cache's snapshots; set by the memory budget when left out.",
         Whole(0))
+    host_cache_bytes: int = option(
+        0, Group.CACHE,
+        "GiB of host memory, beside all other memory, in which each worker keeps copies of cached "
+        "KV pages: a prefix that was evicted is copied back where that is sooner than computing "
+        "it. 0: none.", Number(0), names=("--host-cache-gb",), factor=1 << 30)
+    host_cache_state_bytes: int = option(
+        0, Group.CACHE,
+        "GiB of host memory for copies of snapshots, beside --host-cache-gb for pages: a hybrid "
+        "model needs both.", Number(0), names=("--host-cache-state-gb",), factor=1 << 30)
     mtp_recycle: MtpRecycle | None = option(
         None, Group.DRAFTS,
         "What a further draft of the model's own layer goes on from: its hidden state behind its "

@@ -67,6 +67,7 @@ def check_options(
     _check_texts(config)
     _check_synthetic(config)
     check_ranks(config)
+    _check_host_cache(config, model)
     if config.tickets < 0:
         raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
     for name, fraction in (
@@ -118,10 +119,35 @@ def _check_synthetic(config: EngineConfig) -> None:
         )
 
 
+def _check_host_cache(config: EngineConfig, model: ModelConfig) -> None:
+    pages, states = config.host_cache_bytes, config.host_cache_state_bytes
+    if not pages and not states:
+        return
+    if not config.prefix_caching:
+        raise ConfigError(
+            "host_cache_gb and host_cache_state_gb keep what the prefix cache has, and "
+            "prefix_caching is off: leave them out, or use the prefix cache"
+        )
+    for name, given, layers, what in (
+        ("host_cache_gb", pages, model.attention, "KV pages"),
+        ("host_cache_state_gb", states, model.recurrent, "recurrent states"),
+    ):
+        if bool(given) != bool(layers):
+            raise ConfigError(
+                f"the model {'has' if layers else 'has no'} {what}, and {name} is "
+                f"{given / (1 << 30):g}: {'give it memory too' if layers else 'leave it out'}"
+            )
+
+
 def check_ranks(config: EngineConfig) -> None:
     """Raise ConfigError for options that a replica of several ranks does not have."""
     if config.tp > 1 and config.device not in ("cpu", "cuda"):
         raise ConfigError(
             f"device is {config.device}, one device, and the replica has {config.tp} ranks: use "
             "cuda, of which ranks take the first that CUDA_VISIBLE_DEVICES names, or tp 1"
+        )
+    if config.tp > 1 and (config.host_cache_bytes or config.host_cache_state_bytes):
+        raise ConfigError(
+            f"host_cache keeps copies of one rank's memory, and the replica has {config.tp} ranks: "
+            "leave out host_cache_gb and host_cache_state_gb, or use tp 1"
         )

@@ -1,5 +1,6 @@
 """The memory plan in words, for a start-up message or a status page."""
 
+from baton.engine.sizing.host_sizes import HostSizes
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.sizing.readable import readable
 
@@ -34,6 +35,21 @@ def described(plan: MemoryPlan) -> dict[str, str]:
         "pages": f"{plan.pages} of {readable(page_bytes)} = {readable(plan.pages * page_bytes)}",
         "tokens in pages": f"{(plan.pages - 1) * plan.config.page_size:,}",
         "longest sequence": f"{plan.max_model_len:,} tokens",
+        **_host_parts(plan),
+    }
+
+
+def _host_parts(plan: MemoryPlan) -> dict[str, str]:
+    """Describe the host's tier."""
+    sizes = HostSizes(plan)
+    parts = {
+        "host snapshots": (sizes.slots, plan.slot_layout.slot_bytes),
+        "host pages": (sizes.pages, plan.page_layout.page_bytes),
+    }
+    return {
+        name: f"{count} of {readable(each)} = {readable(count * each)}, beside the budget"
+        for name, (count, each) in parts.items()
+        if sizes and each
     }
 
 

@@ -98,6 +98,7 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
         running=3, waiting=4, queued_tokens=12, held=5, slots={Owner.LIVE: 6, Owner.FREE: 7},
         pages={Owner.LIVE: 8, Owner.CACHE: 9}, shortages=Shortages(), max_running=10,
         max_model_len=11, decode_step_s=0.1, prompt_token_s=0.2, beside_decode=32,
+        host_slots={Owner.CACHE: 12}, host_pages={Owner.CACHE: 13, Owner.FREE: 14},
     )  # fmt: skip
     metrics = made()
     for _ in range(2):  # gauges: the second time changes nothing
@@ -107,6 +108,8 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
                 "requests_running": 3, "requests_waiting": 4,
                 "slots{owner=live}": 6, "slots{owner=free}": 7,
                 "pages{owner=live}": 8, "pages{owner=cache}": 9,
+                "host_slots{owner=cache}": 12,
+                "host_pages{owner=cache}": 13, "host_pages{owner=free}": 14,
             },
             {},
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The choice between fetching a prefix and computing it."""
 
-from baton.worker.fetch_cost import FetchCost
+from baton.engine.handoff.fetch_cost import FetchCost
 
 
 def measured(rate: float) -> FetchCost:

@@ -1,4 +1,4 @@
-"""The choice between fetching a prefix from another worker and computing it here."""
+"""The choice between fetching a prefix from elsewhere and computing it here."""
 
 from baton.core.fading_mean import FadingMean
 
@@ -11,7 +11,7 @@ _AGAIN = 16
 
 
 class FetchCost:
-    """The measured rate of this worker's fetches."""
+    """The measured rate of one kind of fetches: from other workers, or from another memory."""
 
     def __init__(self) -> None:
         self._rate = FadingMean()

@@ -1,0 +1,119 @@
+"""Copies of slots and pages between a device's pools and the host's, beside the engine's thread."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.core.supervised import submit
+from baton.core.thread_name import show_name
+from baton.engine.layout.device import use_device
+from baton.engine.memory.host_bytes import HostBytes
+
+PIECE_BYTES = 4 << 20
+"""Bytes between two looks at whether to stop: a millisecond's work, or little more."""
+
+
+class Blocks(NamedTuple):
+    """The storages of one kind of block, [blocks, bytes] uint8, at both ends of a copy."""
+
+    source: Tensor
+    target: Tensor
+
+
+class Copy:
+    """A copy under way."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._stop = threading.Event()
+        self.done: Future[float | None] = Future()
+        """Its seconds; None where it was stopped before its end."""
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Let it end before its end, soon."""
+        self._stop.set()
+
+
+class BlockCopier:
+    """A thread that copies from one pair of pools to another, in the order of the calls.
+
+    Neither the source's nor the target's blocks may be in use by anybody else until a copy is
+    done: it follows no stream's order.
+    """
+
+    def __init__(self, name: str, kinds: Sequence[Blocks], device: torch.device) -> None:
+        """name: of the thread. kinds: slots, and pages. device: that of the pool which is not the
+        host's."""
+        self._kinds = kinds
+        self._movers = [_mover(blocks) for blocks in kinds]
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._worker = ThreadPoolExecutor(1, name, initializer=self._begin, initargs=(name,))
+
+    def start(
+        self,
+        slots: Sequence[tuple[int, int]],
+        pages: Sequence[tuple[int, int]],
+        after: Callable[[], None],
+    ) -> Copy:
+        """Copy blocks, given as pairs of source and target. after: called on some thread at the
+        end, however it ends."""
+        sizes = [blocks.source.shape[1] for blocks in self._kinds]
+        copy = Copy(len(slots) * sizes[0] + len(pages) * sizes[1])
+        copy.done = submit(self._worker, self._copy, copy, (slots, pages))
+        copy.done.add_done_callback(lambda _: after())
+        return copy
+
+    def close(self) -> None:
+        """Finish what was begun, take nothing more."""
+        self._worker.shutdown(wait=True)
+
+    def _begin(self, name: str) -> None:
+        show_name(name)
+        if self._device.type == "cuda":
+            use_device(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def _copy(self, copy: Copy, blocks: tuple[Iterable[tuple[int, int]], ...]) -> float | None:
+        began = perf_counter()
+        with torch.cuda.stream(self._stream):
+            for kind, move, pairs in zip(self._kinds, self._movers, blocks, strict=True):
+                size = kind.source.shape[1]
+                for source, target in pairs:
+                    for at in range(0, size, PIECE_BYTES):
+                        if copy.stopping:
+                            self._settle()
+                            return None
+                        move(source * size + at, target * size + at, min(PIECE_BYTES, size - at))
+                        if size - at >= PIECE_BYTES:
+                            self._settle()
+            self._settle()
+        return perf_counter() - began
+
+    def _settle(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def _mover(blocks: Blocks) -> Callable[[int, int, int], None]:
+    """Return what moves (from byte, to byte, bytes) of flat storages."""
+    source, target = blocks.source.view(-1), blocks.target.view(-1)
+    if source.device.type == target.device.type == "cpu":
+        # torch would spread a copy over threads of its own, which steps have use for.
+        theirs, ours = HostBytes(source.numpy()), HostBytes(target.numpy())
+        return lambda at, to, nbytes: ours.put(to, theirs.view(at, nbytes))
+
+    def move(at: int, to: int, nbytes: int) -> None:
+        target[to : to + nbytes].copy_(source[at : at + nbytes], non_blocking=True)
+
+    return move
