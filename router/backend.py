@@ -300,6 +300,7 @@ class RouterBackend:
         live.stream = session.start(start, 0 if before is None else before.scored_to)
         live.placed.append(PlacedAttempt(live.attempt, self._clock(), assignment))
         self._metrics.cluster.placed(assignment.rank, assignment.reader)
+        self._metrics.cluster.readers.chosen(assignment.decision)
         if state_at is not None:
             self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:

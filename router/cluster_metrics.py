@@ -5,12 +5,14 @@ from collections.abc import Callable
 from baton.core.role import ROUTED_ROLES, Role
 from baton.router.cluster_view.worker_table import Worker
 from baton.router.metric_factory import RouterMetricFactory
+from baton.router.reader_metrics import ReaderMetrics
 
 
 class ClusterMetrics:
     """Workers that join and are lost, and attempts by worker."""
 
     def __init__(self, make: RouterMetricFactory) -> None:
+        self.readers = ReaderMetrics(make)
         rank = "worker", "dp_group", "dp_rank"
         self._workers = make.gauge("workers", "Workers that hold a lease.", "role")
         self._losses = make.counter(

@@ -119,6 +119,7 @@ def _times(here: Mapping[str, Any]) -> str:
         f"{here['prefill_ms']:.1f} ms there, {here['rank_ms']:.1f} ms on the rank",
         f"prompts behind it would gain {here['behind_ms']:.1f} ms",
         f"{here['answers']} answers on the rank lose {here['answers_ms']:.1f} ms",
+        f"less a margin, {here['saved_ms']:.1f} ms saved if the rank computes it",
         f"most tokens there {here['threshold_tokens']}",
     ]
     return f" ({'; '.join(parts)})"

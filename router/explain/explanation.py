@@ -216,6 +216,7 @@ def _here(decision: Decision, here: bool) -> JsonObject:
         "rank_ms": seconds.here_s,
         "behind_ms": seconds.behind_s,
         "answers_ms": seconds.answers_s,
+        "margin_ms": seconds.noise_s,
         "saved_ms": seconds.saved_s,
     }
     return found | {name: _ms(part) if seconds.known else None for name, part in parts.items()}

@@ -3,6 +3,8 @@
 import pytest
 
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.metrics import RouterMetrics
+from baton.router.placement.decision import Decision
 from baton.router.placement.prefill_here import NO_LIMIT, PrefillHere, PromptAt, Verdict, sum_of
 
 LEARNT = PrefillHere(None)
@@ -134,3 +136,20 @@ def test_each_choice_has_its_reason(
 ) -> None:
     assert rule.verdict(there, here) is verdict
     assert rule.wanted(there, here) is (verdict is Verdict.HERE)
+
+
+def test_the_metrics_add_up_what_was_weighed_for_prompts_that_ranks_compute() -> None:
+    metrics = RouterMetrics()
+    facts = Decision._make([None] * len(Decision._fields))._replace(prefill_here=PrefillHere(None))
+    status = WorkerStatus(max_running=8, prompt_token_us=1000, decode_step_us=5e4, beside_decode=50)
+    there = PromptAt(status, queued=500, tokens=100, load=1, behind=2.0)
+    for answers in (1, 40):  # the second costs too much
+        here = PromptAt(status, queued=0, tokens=100, load=1, answers=answers)
+        metrics.cluster.readers.chosen(facts._replace(there=there, here=here))
+    page = metrics.page().decode()
+    for part, seconds in (("prefill", 0.6), ("rank", 0.2), ("behind", 0.2), ("answers", 0.1)):
+        name = f'baton_router_prefill_here_wait_seconds_total{{part="{part}"}}'
+        (line,) = [line for line in page.splitlines() if line.startswith(name)]
+        assert float(line.split()[-1]) == pytest.approx(seconds)
+    for reason, count in (("here", 1), ("no_gain", 1), ("full", 0)):
+        assert f'baton_router_prompts_placed_total{{reason="{reason}"}} {count}.0' in page

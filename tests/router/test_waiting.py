@@ -117,6 +117,8 @@ async def test_a_rank_is_told_to_compute_what_would_wait_for_the_prefill_worker(
         page = (await client.get("/metrics", headers=cluster.headers)).text
         for name, count in (("p0", 2), ("d0", 1)):
             assert f'baton_router_prefill_placements_total{{worker="{name}"}} {count}.0' in page
+        for reason in ("fewer_there", "long", "here"):
+            assert f'baton_router_prompts_placed_total{{reason="{reason}"}} 1.0' in page
 
 
 async def test_a_prompt_that_a_rank_computes_leaves_its_place_at_the_prefill_worker(
