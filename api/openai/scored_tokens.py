@@ -71,6 +71,6 @@ def _top(entry: TokenLogprob, table: TokenTable) -> dict[str, float] | None:
     if entry.logprob is None:
         return None
     top: dict[str, float] = {}
-    for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
-        top.setdefault(table.text(token), logprob)  # parts of a character can have the same text
+    for text, logprob in zip(map(table.text, entry.top_ids), entry.top_logprobs, strict=True):
+        top.setdefault(text, logprob)  # parts of a character can have the same text
     return top

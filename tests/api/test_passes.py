@@ -132,7 +132,7 @@ async def test_a_request_passes_few_frames(
 
 STREAMS = [
     ("/v1/completions", {"prompt": "hello"}, 16),
-    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 35),
+    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 29),
     ("/v1/chat/completions", {"messages": HELLO}, 21),
     ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 21),
 ]
