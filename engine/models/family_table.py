@@ -30,7 +30,7 @@ from baton.engine.models.families import (
 )
 from baton.engine.models.family import DTypes, Family, has_mtp, with_mtp
 from baton.engine.models.fields import Fields, read_fields
-from baton.engine.models.quantised import read_quantisation
+from baton.engine.models.quantised import check_method, read_quantisation
 from baton.engine.settings.config import EngineConfig, ModelConfig
 
 FAMILIES: dict[str, Family] = {
@@ -98,9 +98,12 @@ def _right(named: Family | None, built: Family) -> str:
 
 
 def configured_model(config: EngineConfig) -> ModelConfig:
-    """Read the configuration of the model that an engine of these options runs."""
+    """Read the configuration of the model that an engine of these options runs. Raises
+    ConfigError.
+    """
     dtypes = config.dtype, config.ssm_dtype, config.conv_dtype
     model = read_config(config.model, *dtypes, mtp=config.mtp)
+    check_method(config.quantization, model.quantisation, config.model)
     return replace(model, mtp_recycle=config.mtp_recycle or model.mtp_recycle)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.core.errors import ConfigError
 from baton.engine.models.fields import Fields, read_json
+from baton.engine.settings.choices import QuantizationMethod
 from baton.engine.settings.quantisation import BLOCK, UNQUANTISED, Quantisation
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -27,6 +28,15 @@ _NUMBERS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # names of the one type of FP8 n
 # Modules that quantisers leave as they are, listed or not.
 _NEVER = ("embed_tokens", "embeddings", "embedding", "gate", "router")
 _NAMED_AT_MOST = 20
+# Beginnings of the names that a checkpoint's quantisation has here, by what others call it.
+_CALLED = {
+    QuantizationMethod.FP8: "fp8",
+    QuantizationMethod.MODELOPT: "modelopt ",
+    QuantizationMethod.MODELOPT_FP8: "modelopt FP8",
+    QuantizationMethod.MODELOPT_MIXED: f"modelopt {_MIXED}",
+    QuantizationMethod.COMPRESSED_TENSORS: "compressed-tensors ",
+    QuantizationMethod.W8A8_FP8: "compressed-tensors FP8",
+}
 
 
 def read_quantisation(fields: Fields, folder: Path) -> Quantisation:
@@ -43,6 +53,22 @@ def read_quantisation(fields: Fields, folder: Path) -> Quantisation:
     if path.is_file():
         return _modelopt(Fields(read_json(path), str(path)))
     return UNQUANTISED
+
+
+def check_method(asked: QuantizationMethod | None, found: Quantisation, folder: Path) -> None:
+    """Raise ConfigError where a checkpoint is quantised in another way than it was said to be."""
+    if asked is None or found.name.startswith(_CALLED[asked]):
+        return
+    if found == UNQUANTISED:
+        raise ConfigError(
+            f"quantization {asked} does not fit {folder}, whose configuration states none. Leave "
+            "quantization out; weight_format int8 rounds plain weights to 8 bits on a CPU"
+        )
+    fitting = [name for name, called in _CALLED.items() if found.name.startswith(called)]
+    raise ConfigError(
+        f"quantization {asked} does not fit {folder}, which is quantised by {found.name}. Leave "
+        f"quantization out, or give {' or '.join(fitting)}"
+    )
 
 
 def list_faults(

@@ -28,6 +28,17 @@ EIGHT_BITS = (WeightFormat.FP8, WeightFormat.INT8)
 """The forms that products on a GPU do not read."""
 
 
+class QuantizationMethod(StrEnum):
+    """The names that vLLM and SGLang have for the quantisation of checkpoints that are read."""
+
+    FP8 = "fp8"
+    MODELOPT = "modelopt"
+    MODELOPT_FP8 = "modelopt_fp8"
+    MODELOPT_MIXED = "modelopt_mixed"
+    COMPRESSED_TENSORS = "compressed-tensors"
+    W8A8_FP8 = "w8a8_fp8"
+
+
 class SpeculativeAlgorithm(StrEnum):
     """The way in which steps get draft tokens, or none."""
 

@@ -18,6 +18,7 @@ from baton.engine.settings.choices import (
     LoadFormat,
     MixedBudget,
     MtpRecycle,
+    QuantizationMethod,
     WeightFormat,
 )
 from baton.kernels.kernel_choice import KernelChoice
@@ -35,6 +36,10 @@ class EngineOptions(LatencyTarget):
         WeightFormat.AUTO, Group.MODEL,
         "Storage of the matrices: model is --dtype; fp8 keeps those that the files have in FP8, "
         "for CPUs; auto is fp8 where the CPU reads it, else model; int8 rounds to 8 bits at load.")
+    quantization: QuantizationMethod | None = option(
+        None, Group.MODEL,
+        "The quantisation that the checkpoint should have, by the names of vLLM and SGLang; with "
+        "another one, the start is refused. When left out, what the files hold is taken.")
     rank_timeout_s: float = option(
         RANK_TIMEOUT_S, Group.INSIDE,
         "Seconds that a rank waits for the others in a step; then its worker ends: "

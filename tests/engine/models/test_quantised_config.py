@@ -11,9 +11,11 @@ from engine.models.test_deepseek import V3
 from fp8_packing import BLOCKS, edit_config, pack
 
 from baton.bench.checkpoints import write_checkpoint
-from baton.core.errors import ConfigError
-from baton.engine.assembly.loader import load_model
+from baton.core.errors import ConfigError, WeightsError
+from baton.engine.assembly.loader import load_model, planned_memory
 from baton.engine.models.family_table import read_config
+from baton.engine.models.quantised import check_method
+from baton.engine.settings.choices import QuantizationMethod
 from baton.engine.settings.config import EngineConfig
 from baton.engine.settings.quantisation import UNQUANTISED, Quantisation
 
@@ -189,6 +191,46 @@ def test_nor_does_that_of_compressed_tensors(tmp_path: Path, config_groups: dict
     rotated = {**section, "transform_config": {"config_groups": {"R3": {}}}}
     with pytest.raises(ConfigError, match="transform_config"):
         read(tmp_path, {"quantization_config": rotated})
+
+
+METHODS = {
+    "fp8": {"fp8"},
+    "modelopt FP8": {"modelopt", "modelopt_fp8"},
+    "modelopt FP8_PB_WO": {"modelopt", "modelopt_fp8"},
+    "modelopt MIXED_PRECISION": {"modelopt", "modelopt_mixed"},
+    "compressed-tensors FP8": {"compressed-tensors", "w8a8_fp8"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_must_be_the_checkpoint_s(name: str) -> None:
+    folder = Path("models/a")
+    check_method(None, Quantisation(name), folder)
+    for method in QuantizationMethod:
+        if method in METHODS[name]:
+            check_method(method, Quantisation(name), folder)
+            continue
+        with pytest.raises(ConfigError) as error:
+            check_method(method, Quantisation(name), folder)
+        said = f"quantization {method} does not fit models/a, which is quantised by {name}"
+        said += ". Leave quantization out, or give "
+        text = str(error.value)
+        assert text.startswith(said)
+        assert set(text.removeprefix(said).split(" or ")) == METHODS[name]
+        with pytest.raises(ConfigError, match=r"states none\. Leave .* weight_format int8 rounds"):
+            check_method(method, UNQUANTISED, folder)
+
+
+def test_a_start_with_another_method_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({**V3, "quantization_config": {"quant_method": "fp8"}})
+    )
+    config = EngineConfig(tmp_path, quantization=QuantizationMethod.MODELOPT)
+    for start in (load_model, planned_memory):
+        with pytest.raises(ConfigError, match=r"modelopt does not fit .* give fp8"):
+            start(config)
+    with pytest.raises(WeightsError, match="holds no weights"):
+        load_model(EngineConfig(tmp_path, quantization=QuantizationMethod.FP8))
 
 
 @pytest.mark.parametrize(
