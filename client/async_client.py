@@ -34,11 +34,14 @@ class AsyncClient:
         tls: bool = False,
         authority: bytes | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        wait: bool = False,
     ) -> None:
         """address: host:port of the router's gRPC server. tls: trust this machine's authorities.
         authority: PEM of the only one to trust. timeout_s: the deadline of calls that name none.
+        wait: let calls wait, up to their deadline, for a router that is being restarted; otherwise
+        they fail at once while nobody listens.
         """
-        self._connection = RouterConnection(address, api_key, tls, authority, timeout_s)
+        self._connection = RouterConnection(address, api_key, tls, authority, timeout_s, wait)
         self._channel: grpc.aio.Channel = self._connection.open_async()
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -140,8 +143,7 @@ class AsyncClient:
             return await call
 
     def _given(self, timeout_s: float | None = None) -> dict[str, Any]:
-        timeout = self._connection.timeout_s if timeout_s is None else timeout_s
-        return {"timeout": timeout, "metadata": self._connection.metadata}
+        return self._connection.call_options(timeout_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -19,10 +19,15 @@ class RouterConnection:
     tls: bool = False  # True: trust `authority`, or this machine's authorities
     authority: bytes | None = None  # PEM
     timeout_s: float = DEFAULT_TIMEOUT_S  # the deadline of calls that name none
+    wait: bool = False  # True: calls wait, up to their deadline, while nobody listens there
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
+    def call_options(self, timeout_s: float | None) -> dict[str, Any]:
+        """Return what gRPC is told with each call. timeout_s: None for the usual deadline."""
+        return {
+            "timeout": self.timeout_s if timeout_s is None else timeout_s,
+            "metadata": (("authorization", f"Bearer {self.api_key}"),) if self.api_key else (),
+            "wait_for_ready": self.wait,
+        }
 
     def open(self) -> grpc.Channel:
         """Return a new channel, for calls that block."""

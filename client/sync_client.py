@@ -33,11 +33,14 @@ class Client:
         tls: bool = False,
         authority: bytes | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        wait: bool = False,
     ) -> None:
         """address: host:port of the router's gRPC server. tls: trust this machine's authorities.
         authority: PEM of the only one to trust. timeout_s: the deadline of calls that name none.
+        wait: let calls wait, up to their deadline, for a router that is being restarted; otherwise
+        they fail at once while nobody listens.
         """
-        self._connection = RouterConnection(address, api_key, tls, authority, timeout_s)
+        self._connection = RouterConnection(address, api_key, tls, authority, timeout_s, wait)
         self._channel = self._connection.open()
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -135,8 +138,7 @@ class Client:
             return int(self._stub.Abort(request, **self._given()).aborted)
 
     def _given(self, timeout_s: float | None = None) -> dict[str, Any]:
-        timeout = self._connection.timeout_s if timeout_s is None else timeout_s
-        return {"timeout": timeout, "metadata": self._connection.metadata}
+        return self._connection.call_options(timeout_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -34,10 +34,15 @@ def backend(text: TextService) -> FakeBackend:
 
 
 @pytest_asyncio.fixture
-async def address(backend: FakeBackend, text: TextService) -> AsyncIterator[str]:
-    """The address at which the server listens."""
+async def server(backend: FakeBackend, text: TextService) -> AsyncIterator[GrpcServer]:
     servicer = InferenceServicer(backend, text)
     server = GrpcServer(servicer, "127.0.0.1", 0, ProcessSupervisor(), max_body_bytes=1 << 20)
     await server.start()
-    yield f"127.0.0.1:{server.port}"
+    yield server
     await server.stop(0.1)
+
+
+@pytest.fixture
+def address(server: GrpcServer) -> str:
+    """The address at which the server listens."""
+    return f"127.0.0.1:{server.port}"

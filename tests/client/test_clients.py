@@ -196,6 +196,33 @@ async def test_errors_say_what_the_server_said(address: str, backend: FakeBacken
         assert caught.value.code is ErrorCode.UNAVAILABLE and caught.value.retryable
 
 
+async def test_calls_that_wait_are_answered_once_a_router_listens_again(
+    address: str, backend: FakeBackend, text: TextService, server: GrpcServer
+) -> None:
+    backend.says = SAYS
+
+    def ask() -> Completion:
+        with Client(address, timeout_s=DEADLINE_S, wait=True) as client:
+            return client.generate("hello", SAMPLING)
+
+    async with (
+        AsyncClient(address, timeout_s=DEADLINE_S, wait=True) as waiting,
+        AsyncClient(address, timeout_s=DEADLINE_S) as hasty,
+    ):
+        assert (await waiting.generate("hello", SAMPLING)).text == SAYS
+        await server.stop(0.1)
+        asked = asyncio.gather(waiting.generate("hello", SAMPLING), blocking(ask))
+        with pytest.raises(ApiError) as caught:
+            await hasty.models()
+        assert caught.value.code is ErrorCode.UNAVAILABLE and not asked.done()
+        servicer = InferenceServicer(backend, text)
+        port = int(address.rpartition(":")[2])
+        later = GrpcServer(servicer, "127.0.0.1", port, ProcessSupervisor(), max_body_bytes=1 << 20)
+        await later.start()
+        assert [each.text for each in await asked] == [SAYS, SAYS]
+        await later.stop(0.1)
+
+
 METHODS = [method.name for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods]
 
 
