@@ -121,7 +121,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--tries", type=int, default=3, help="of a tool whose latencies differ")
     parser.add_argument("--keep", type=Path, help="a new folder for the files of all runs")
+    parser.add_argument("--rate", type=float, default=Load.rate, help="requests a second")
+    parser.add_argument("--requests", type=int, default=Load.requests)
     options = parser.parse_args(words)
+    load = Load(options.requests, options.rate)
     good = []
     with tempfile.TemporaryDirectory() as temporary:
         for name in options.servers:
@@ -129,9 +132,9 @@ def main(words: Sequence[str]) -> int:
             folder.mkdir(parents=True)
             with SERVERS[name](folder) as server:
                 print(f"{name}: {server.url}", flush=True)
-                own_line(server, Load())
+                own_line(server, load)
                 good += [
-                    passed(tool, server, Load(), folder, options.tries)
+                    passed(tool, server, load, folder, options.tries)
                     for tool in (*TOOLS, AIPERF_WEKA)
                     if options.only in ("", tool.name)
                 ]

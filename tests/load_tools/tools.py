@@ -9,6 +9,7 @@ from load_tools.aiperf import AIPERF, AIPERF_CHAT
 from load_tools.tool import Load, Reported, Server, Tool, program
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
+ONE_PROCESS = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}  # of ten, which a small machine starves
 
 
 def _vllm(server: Server, load: Load, home: Path) -> list[str]:
@@ -78,7 +79,7 @@ def _of_guidellm(home: Path) -> Reported:
 TOOLS = (
     AIPERF,
     AIPERF_CHAT,
-    Tool("guidellm", _guidellm, _of_guidellm, OFFLINE),
+    Tool("guidellm", _guidellm, _of_guidellm, OFFLINE | ONE_PROCESS),
     Tool("vllm", _vllm, _of_bench, OFFLINE | {"VLLM_LOGGING_LEVEL": "WARNING"}, warm_up=True),
     Tool("sglang", partial(_sglang, backend="sglang"), _of_bench, OFFLINE),
     Tool("sglang-oai", partial(_sglang, backend="sglang-oai"), _of_bench, OFFLINE),
