@@ -23,7 +23,8 @@ RETRY_S = 0.2
 
 @contextmanager
 def running(engine: EngineConfig, **more: int) -> Iterator[Cluster]:
-    router = RouterConfig(engine.model)
+    # On a busy machine the only worker of a role may be away for longer than the 30 s of default.
+    router = RouterConfig(engine.model, worker_wait_s=DEADLINE_S)
     with Cluster(ClusterConfig(engine, router, channel="grpc", **more)) as cluster:  # type: ignore[arg-type]
         yield cluster
 
