@@ -27,9 +27,9 @@ SGLANG = (
     gauge("sglang:num_pages", "KV pages.", lambda f: f.load.pages),
     Alias("sglang:cache_config_info", "gauge", "Always 1; the labels have the tokens of a KV page "
           "and the number of pages.", _cache_config, labels=("page_size", "num_pages")),
-    gauge("sglang:hicache_host_used_tokens", "Always 0: no KV pages lie in a second memory.",
+    gauge("sglang:hicache_host_used_tokens", "Always 0; see `baton_worker_host_pages`.",
           lambda f: 0.0),
-    gauge("sglang:hicache_host_total_tokens", "Always 0: no KV pages lie in a second memory.",
+    gauge("sglang:hicache_host_total_tokens", "Always 0; see `baton_worker_host_pages`.",
           lambda f: 0.0),
     gauge("sglang:cache_hit_rate", "Share of the tokens of all prompts since the start that were "
           "cached.", lambda f: share(f.served.cached_tokens, f.served.prompt_tokens)),
