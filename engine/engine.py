@@ -168,7 +168,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True when a step would do or report something."""
-        return bool(self._outbox) or self._steps.busy or self._scheduler.has_work
+        copies = self.tier is not None and self.tier.loading
+        return bool(self._outbox) or self._steps.busy or copies or self._scheduler.has_work
 
     @property
     def grammars(self) -> GrammarCompiler | None:

@@ -191,6 +191,11 @@ class HostTier:
         """True while a prefix is copied here, or waits for that."""
         return self._saved is not None or bool(self._queue)
 
+    @property
+    def loading(self) -> bool:
+        """True while prefixes are copied back: their memory is then nobody's to take."""
+        return bool(self._loads)
+
     def promote(self) -> None:
         """Begin to copy what the next requests could resume from. Called before a step's plan."""
         self.collect()
