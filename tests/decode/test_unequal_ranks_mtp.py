@@ -17,6 +17,7 @@ from oracle.reference import Oracle
 from worker.cluster import decode_worker, prefill_worker
 
 from baton.engine.engine import Engine
+from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
 from baton.worker.config import StateReturn
 from baton.worker.prefix_fetcher import Outcome
@@ -67,7 +68,8 @@ async def test_turns_that_go_to_other_ranks_and_back_are_drafted_for_as_cold_one
         async def turn(asked: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
             started = [await router.start(each, greedy(STEPS), [prefill]) for each in asked]
             for each, (_, answer) in zip(asked, started, strict=True):
-                await answer.end()
+                finished = await answer.end()
+                assert finished.reason == common_pb2.LENGTH, finished
                 prompts.append(each)
                 answers.append(tuple(answer.token_ids))
             return answers[-len(asked) :]
