@@ -32,6 +32,7 @@ class MtpFamily:
     rename: the name in the checkpoint of a tensor of the donor; None for those that it lacks
     fuse, embedding_norm, hidden_norm: the names of what lies before the layer
     zero_centred: norms are stored as their distance from one
+    body_steps: of training the model without its MTP layer
     """
 
     name: str
@@ -43,6 +44,7 @@ class MtpFamily:
     hidden_norm: str
     eps: float
     zero_centred: bool = False
+    body_steps: int = 300
 
 
 def _qwen(name: str) -> str | None:
@@ -139,7 +141,7 @@ DEEPSEEK_V3 = MtpFamily(
         "q_lora_rank": None,
         "kv_lora_rank": 48,
         "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16,
+        "qk_rope_head_dim": 24,
         "v_head_dim": 24,
         "first_k_dense_replace": _DEEPSEEK_LAYERS,
         "n_routed_experts": 4,
@@ -150,6 +152,8 @@ DEEPSEEK_V3 = MtpFamily(
         "routed_scaling_factor": 1.0,
         "moe_intermediate_size": 64,
         "rms_norm_eps": 1e-5,
+        # Quick turns alone: attention must find the word before, as a recurrence does for others.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
     },
     {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     _deepseek,
@@ -157,5 +161,6 @@ DEEPSEEK_V3 = MtpFamily(
     f"model.layers.{_DEEPSEEK_LAYERS}.enorm.weight",
     f"model.layers.{_DEEPSEEK_LAYERS}.hnorm.weight",
     eps=1e-5,
+    body_steps=600,
 )
 FAMILIES = {family.name: family for family in (QWEN3_NEXT, NEMOTRON_H, DEEPSEEK_V3)}

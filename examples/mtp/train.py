@@ -22,7 +22,7 @@ from recall.train import optimizers, rate
 
 LENGTH = 192  # tokens of a text
 ROWS = 12  # texts of a step
-BODY_STEPS, LAYER_STEPS = 300, 400
+LAYER_STEPS = 400
 PEAK = 3e-3  # highest learning rate
 TOLD_WEIGHT = 0.2  # of what hidden states tell beside the next token
 REPORT = 50  # steps
@@ -134,11 +134,11 @@ def main() -> None:
         model.load_state_dict(torch.load(options.body))
     else:
         body = Body(model)
-        train(body, BODY_STEPS, lambda drawn: body_guesses(body, drawn), 0)
+        train(body, family.body_steps, lambda drawn: body_guesses(body, drawn), 0)
         if options.body:
             torch.save(model.state_dict(), options.body)
     model.requires_grad_(False)
-    first = BODY_STEPS * ROWS
+    first = family.body_steps * ROWS
     train(drafter, LAYER_STEPS, lambda drawn: layer_guesses(model, drafter, drawn), first)
     export(family, model, drafter, options.folder or HERE / family.name)
 
