@@ -16,7 +16,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.step.draft_batch import DraftBatch
 from mtp.families import HERE
 
-TRAINED = {name: HERE / name for name in ("qwen3_next", "nemotron_h")}
+TRAINED = {name: HERE / name for name in ("qwen3_next", "nemotron_h", "deepseek_v3")}
 """The folders of the trained models of examples/mtp, by family."""
 
 
