@@ -278,6 +278,33 @@ def test_a_newer_snapshot_of_the_same_text_takes_the_place_of_one_that_waits(
     engine.close()
 
 
+def test_a_prefix_that_comes_back_for_nobody_is_work_to_be_ended(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is a ticket's until then, and whoever waits for that would wait for ever."""
+    engine = tiered()
+    prompt = random_prompt(seeded, 50, 54)
+    ask(engine, prompt)
+    forget_device(saved(engine))
+    gate, put = threading.Event(), HostBytes.put
+
+    def waits(self: HostBytes, start: int, payload: memoryview) -> None:
+        assert gate.wait(DEADLINE)
+        put(self, start, payload)
+
+    monkeypatch.setattr(HostBytes, "put", waits)
+    engine.submit(RequestSpec("r", prompt, greedy(4)))
+    engine.plan_step()
+    assert tier_of(engine).loading
+    engine.cancel("r", "changed its mind")
+    assert engine.step() and engine.has_work
+    gate.set()
+    run(engine)
+    assert not engine.status().pages[Owner.TICKET]
+    assert ask(engine, prompt) == 48
+    engine.close()
+
+
 def test_the_host_evicts_by_itself(seeded: random.Random) -> None:
     """Its pools are smaller than what is copied there; what is left is right."""
     engine = tiered()
