@@ -142,6 +142,7 @@ class GpuMode(TorchFunctionMode):
 
 
 _PINNED = "pinned_by_the_double"
+_REGISTERED: list[range] = []  # addresses
 
 
 def _pinned(tensor: Tensor) -> Tensor:
@@ -150,7 +151,15 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def _is_pinned(tensor: Tensor) -> bool:
+    if any(tensor.data_ptr() in each for each in _REGISTERED):
+        return True
     return _PINNED in vars(tensor.untyped_storage()) or not tensor.dim()
+
+
+def _register(address: int, nbytes: int, flags: int) -> int:
+    """Do as CUDA's `cudaHostRegister`."""
+    _REGISTERED.append(range(address, address + nbytes))
+    return flags
 
 
 def _on_host(value: object) -> object:
@@ -292,6 +301,8 @@ def gpu_double(patches: pytest.MonkeyPatch) -> Iterator[Traffic]:
         "CUDAGraph": GraphDouble,
         "graph": CaptureDouble,
         "graph_pool_handle": lambda: (0, 0),
+        "cudart": lambda: SimpleNamespace(cudaHostRegister=_register),
+        "check_error": lambda error: None,
     }.items():
         patches.setattr(torch.cuda, name, value)
     patches.setattr(torch._C, "_cuda_setDevice", set_device, raising=False)
@@ -299,5 +310,6 @@ def gpu_double(patches: pytest.MonkeyPatch) -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
+        _REGISTERED.clear()
         if vars(entered):
             entered.mode.__exit__(None, None, None)

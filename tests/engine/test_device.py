@@ -63,7 +63,7 @@ def test_the_engines_thread_sets_the_device_that_the_option_names(
     devices: dict[str, torch.device],
 ) -> None:
     config = SimpleNamespace(device="cuda")
-    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None)
+    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None, tier=None)
     loop = EngineLoop(engine, lambda events: None, lambda error: None)
     loop.start()
     loop.call(lambda _: None).result(DEADLINE_S)
@@ -73,7 +73,7 @@ def test_the_engines_thread_sets_the_device_that_the_option_names(
 
 def test_the_engines_thread_sets_its_device(devices: dict[str, torch.device]) -> None:
     config = SimpleNamespace(device=str(DEVICE))
-    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None)
+    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None, tier=None)
     loop = EngineLoop(engine, lambda events: None, lambda error: None)
     loop.start()
     loop.call(lambda _: None).result(DEADLINE_S)

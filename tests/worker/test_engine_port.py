@@ -36,7 +36,7 @@ class IdleEngine:
     """An engine without requests."""
 
     has_work = False
-    followers = None
+    followers = tier = None
     config = EngineConfig(model=Path("none"), device="cpu")
 
     def listen(self, on_layers: Callable[[Sequence[Any]], None]) -> None:

@@ -38,6 +38,8 @@ OPTIONS = EngineConfig(
     max_model_len=256,
     chunked_prefill_size=32,
     memory_bytes=1 << 28,
+    host_cache_bytes=1 << 24,
+    host_cache_state_bytes=1 << 24,
 )
 ROOT = Path(__file__).parents[2]
 PROMPT = tuple(3 + 7 * place % 300 for place in range(75))
@@ -133,7 +135,7 @@ async def test_one_request_from_start_to_shutdown(tmp_path: Path, gpu: Traffic) 
         assert not gpu.pageable, "a copy goes through memory that is not pinned"
         # Each segment that is sent or taken, and each of its checksums, waits once.
         assert set(gpu.reads) == {"MainThread: synchronize"} and len(gpu.reads) <= 2 * SEGMENTS
-    assert {"MainThread", "engine", "marks_0", "transfers", "aside_0"} <= gpu.threads
+    assert {"MainThread", "engine", "marks_0", "transfers", "aside_0", "save_0"} <= gpu.threads
     assert lines.left == NOT_REACHED.keys()
 
 
