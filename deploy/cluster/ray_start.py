@@ -192,7 +192,7 @@ def _end_children(before: set[psutil.Process]) -> str:
         if child in before:
             continue
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone by now
-            if any("resource_tracker" in word for word in child.cmdline()):
+            if _is_resource_tracker(child):
                 continue  # this Python's own: shared memory and forks of any kind need it
             told.append(f"{child.name()} ({child.status()})")
             child.kill()
@@ -200,6 +200,13 @@ def _end_children(before: set[psutil.Process]) -> str:
     psutil.wait_procs(killed, KILL_S)  # or each stays a zombie until this process ends
     _tell_handles({child.pid for child in killed})
     return f"; its processes were {', '.join(told)}" if told else ""
+
+
+def _is_resource_tracker(child: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in child.cmdline())
+    except psutil.ZombieProcess:  # it has ended by itself, and nobody has waited for it
+        return False
 
 
 def _tell_handles(ended: set[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from kit.polling import wait_until
 from ray._private import services, worker
 
 from baton.deploy.cluster import ray_start
@@ -24,7 +25,8 @@ resolve = services.resolve_ip_for_localhost
 
 
 class FailingRay:
-    """`init` leaves a process behind and fails, until `failures` are used up."""
+    """`init` leaves a process behind, and one that has ended, and fails, until `failures` are used
+    up."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -39,9 +41,10 @@ class FailingRay:
         self.address = services.resolve_ip_for_localhost(LOOPBACK)
         if self.failures:
             self.failures -= 1
-            process = subprocess.Popen(["sleep", "60"])
-            self.left.append(psutil.Process(process.pid))
-            self.handles.append(process)
+            self.handles += [subprocess.Popen(["sleep", "60"]), subprocess.Popen(["true"])]
+            living, ended = (psutil.Process(each.pid) for each in self.handles[-2:])
+            wait_until(lambda: ended.status() == psutil.STATUS_ZOMBIE)
+            self.left.append(living)
             raise Exception("The current node timed out during startup.")
 
     def shutdown(self) -> None:

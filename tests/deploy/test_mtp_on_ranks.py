@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from e2e.clients import DEADLINE_S, http_greedy, prompts_of
+from mtp_models import MtpCheckpoints
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -26,6 +27,15 @@ pytestmark = pytest.mark.cluster
 TOKENS = 80
 LENGTH = 2.5  # tokens that a row with drafts is to give, where that is drawn
 DECODE = "decode-0"
+
+
+@pytest.fixture(scope="module")
+def mtp_config(mtp_checkpoints: MtpCheckpoints) -> EngineConfig:
+    """Small pages and chunks, so that every prompt of some length crosses several."""
+    folder = mtp_checkpoints.folder("qwen3_next_moe")
+    return EngineConfig(
+        folder, page_size=16, chunked_prefill_size=64, max_running=8, memory_bytes=256 << 20
+    )
 
 
 @contextmanager
