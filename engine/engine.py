@@ -168,7 +168,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True when a step would do or report something."""
-        copies = self.tier is not None and self.tier.loading
+        copies = self.tier is not None and self.tier.has_work
         return bool(self._outbox) or self._steps.busy or copies or self._scheduler.has_work
 
     @property
@@ -282,7 +282,8 @@ class Engine:
             raise RequestError(f"a hand-off has at least one token; got {tokens}", "tokens")
         self._admission.check_length(tokens + 1)
         beyond = max(0, len(self.reservations.quarantined) - self.plan.quarantine_slots)
-        if len(self.reservations) + beyond >= self.config.tickets:
+        ours = 0 if self.tier is None else self.tier.tickets
+        if len(self.reservations) - ours + beyond >= self.config.tickets:
             return None
         if self._scheduler.admitted + len(self.reservations) >= self.plan.tables.rows - 1:
             return None

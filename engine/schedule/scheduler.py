@@ -67,7 +67,7 @@ class Scheduler:
         """True if a plan would not be None, or will not be when a prefix has been copied."""
         first = self.waiting.first
         copying = first is not None and _awaits_copy(first, self._pools)
-        return copying or bool(self.running) or self._next_admissible() is not None
+        return copying or bool(self.running) or self.next_admissible() is not None
 
     def enqueue(self, request: Request) -> None:
         self.waiting.add(request)
@@ -241,7 +241,7 @@ class Scheduler:
         """Admit requests and add their rows, only those whose turn comes `before` another's where
         that is given; return what is left of the budget of prompt tokens.
         """
-        if self._next_admissible(before) is None:
+        if self.next_admissible(before) is None:
             return budget
         places = self._max_running - len(self.running) - len(self.held)
         with self._memory.admission(min(places, len(self.waiting))):
@@ -274,10 +274,10 @@ class Scheduler:
 
     def _admissible(self, before: Turn | None) -> Iterator[Request]:
         """Yield the head of the queue for as long as it may be admitted."""
-        while (request := self._next_admissible(before)) is not None:
+        while (request := self.next_admissible(before)) is not None:
             yield request
 
-    def _next_admissible(self, before: Turn | None = None) -> Request | None:
+    def next_admissible(self, before: Turn | None = None) -> Request | None:
         """Return the head of the queue if it may be admitted. Small requests do not overtake a
         large one, so it cannot starve.
         """

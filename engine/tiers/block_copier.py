@@ -69,7 +69,10 @@ class BlockCopier:
         end, however it ends."""
         sizes = [blocks.source.shape[1] for blocks in self._kinds]
         copy = Copy(len(slots) * sizes[0] + len(pages) * sizes[1])
-        copy.done = submit(self._worker, self._copy, copy, (slots, pages))
+        try:
+            copy.done = submit(self._worker, self._copy, copy, (slots, pages))
+        except RuntimeError as error:  # the thread could not begin, as without memory for a stream
+            copy.done.set_exception(error)
         copy.done.add_done_callback(lambda _: after())
         return copy
 
@@ -84,7 +87,7 @@ class BlockCopier:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def _copy(self, copy: Copy, blocks: tuple[Iterable[tuple[int, int]], ...]) -> float | None:
-        began = perf_counter()
+        began, unsettled = perf_counter(), 0
         with torch.cuda.stream(self._stream):
             for kind, move, pairs in zip(self._kinds, self._movers, blocks, strict=True):
                 size = kind.source.shape[1]
@@ -93,9 +96,12 @@ class BlockCopier:
                         if copy.stopping:
                             self._settle()
                             return None
-                        move(source * size + at, target * size + at, min(PIECE_BYTES, size - at))
-                        if size - at >= PIECE_BYTES:
+                        nbytes = min(PIECE_BYTES, size - at)
+                        move(source * size + at, target * size + at, nbytes)
+                        unsettled += nbytes
+                        if unsettled >= PIECE_BYTES:
                             self._settle()
+                            unsettled = 0
             self._settle()
         return perf_counter() - began
 

@@ -192,22 +192,34 @@ class HostTier:
         return self._saved is not None or bool(self._queue)
 
     @property
-    def loading(self) -> bool:
-        """True while prefixes are copied back: their memory is then nobody's to take."""
-        return bool(self._loads)
+    def has_work(self) -> bool:
+        """True while prefixes are copied back, whose memory is nobody's to take, and where one that
+        was given up for requests may be copied here again."""
+        idle = self._saved is None and not self._scheduler.admitted
+        return bool(self._loads) or (idle and bool(self._queue))
+
+    @property
+    def tickets(self) -> int:
+        """Reservations of the device that are for prefixes on their way back."""
+        return sum(load.reservation is not None for load in self._loads)
 
     def promote(self) -> None:
         """Begin to copy what the next requests could resume from. Called before a step's plan."""
         self.collect()
         for load in [each for each in self._loads if each.reservation is None]:
             self._reserve(load)
+        pools, waiting = self._device.pools, self._scheduler.waiting
         places = self._most_running - self._scheduler.admitted
-        for request in islice(self._scheduler.waiting, max(_LOOKED_AHEAD, places)):
+        room = pools.free_pages - self._scheduler.headroom
+        for request in islice(waiting, max(_LOOKED_AHEAD, places)):
+            room -= pools.pages_for(request.target)
+            if room < 0 and request is not waiting.first:
+                break  # its prefix would push out those that came back for requests before it
             promotion = request.promotion
             if (promotion is None or promotion.crowded) and not request.pending:
                 request.promotion = self._looked(request)
-        pools = self._device.pools
-        if self._loads and not self._scheduler.running and pools.launched == pools.completed:
+        idle = not self._scheduler.running and self._scheduler.next_admissible() is None
+        if self._loads and idle and pools.launched == pools.completed:
             copies = [load.copy.done for load in self._loads if load.copy is not None]
             wait(copies, _IDLE_S, FIRST_COMPLETED)
             self.collect()

@@ -295,13 +295,41 @@ def test_a_prefix_that_comes_back_for_nobody_is_work_to_be_ended(
     monkeypatch.setattr(HostBytes, "put", waits)
     engine.submit(RequestSpec("r", prompt, greedy(4)))
     engine.plan_step()
-    assert tier_of(engine).loading
+    assert tier_of(engine).tickets
     engine.cancel("r", "changed its mind")
     assert engine.step() and engine.has_work
     gate.set()
     run(engine)
     assert not engine.status().pages[Owner.TICKET]
     assert ask(engine, prompt) == 48
+    engine.close()
+
+
+def test_what_was_given_up_is_copied_once_no_request_is_in_the_way(seeded: random.Random) -> None:
+    engine = tiered()
+    tier_of(engine)._paused_until = 1 << 30  # as behind a copy that was given up for a request
+    prompt = random_prompt(seeded, 50, 54)
+    ask(engine, prompt, 1)
+    assert engine.has_work, "its prefix waits"
+    run(engine)
+    forget_device(saved(engine))
+    assert ask(engine, prompt) == 48
+    engine.close()
+
+
+def test_prefixes_that_come_back_for_a_long_queue_do_not_push_one_another_out(
+    seeded: random.Random,
+) -> None:
+    engine = tiered(pages=40, max_running=8)
+    prompts = [random_prompt(seeded, 100, 110) for _ in range(8)]
+    for prompt in prompts:
+        ask(engine, prompt, 1)
+        saved(engine)
+    forget_device(engine)
+    outputs = engine.generate(prompts, greedy(60))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.token_ids) == expected_tokens(HashModel(), prompt, 60)
+    assert [output.finished.usage.cached_tokens for output in outputs] == [96] * 8
     engine.close()
 
 
