@@ -64,6 +64,18 @@ def ask(engine: Engine, prompt: tuple[int, ...], count: int = 9) -> int:
     return output.finished.usage.cached_tokens
 
 
+def copies_wait(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let every copy wait until the event is set."""
+    gate, put = threading.Event(), HostBytes.put
+
+    def waits(self: HostBytes, start: int, payload: memoryview) -> None:
+        assert gate.wait(DEADLINE)
+        put(self, start, payload)
+
+    monkeypatch.setattr(HostBytes, "put", waits)
+    return gate
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page", [4, 8, 16, 32])
 def test_every_source_gives_the_same_tokens(
@@ -262,13 +274,7 @@ def test_a_newer_snapshot_of_the_same_text_takes_the_place_of_one_that_waits(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch, copies: list[tuple[int, int]]
 ) -> None:
     engine = tiered()
-    gate, put = threading.Event(), HostBytes.put
-
-    def waits(self: HostBytes, start: int, payload: memoryview) -> None:
-        assert gate.wait(DEADLINE)
-        put(self, start, payload)
-
-    monkeypatch.setattr(HostBytes, "put", waits)
+    gate = copies_wait(monkeypatch)
     prompt = random_prompt(seeded, 97, 97)
     ask(engine, prompt, 1)  # six chunks, each with a snapshot
     assert copies == [(1, 16 // PAGE)], "the first is under way"
@@ -286,13 +292,7 @@ def test_a_prefix_that_comes_back_for_nobody_is_work_to_be_ended(
     prompt = random_prompt(seeded, 50, 54)
     ask(engine, prompt)
     forget_device(saved(engine))
-    gate, put = threading.Event(), HostBytes.put
-
-    def waits(self: HostBytes, start: int, payload: memoryview) -> None:
-        assert gate.wait(DEADLINE)
-        put(self, start, payload)
-
-    monkeypatch.setattr(HostBytes, "put", waits)
+    gate = copies_wait(monkeypatch)
     engine.submit(RequestSpec("r", prompt, greedy(4)))
     engine.plan_step()
     assert tier_of(engine).tickets
