@@ -19,7 +19,7 @@ from baton.engine.assembly.loader import divided_model, ready_model
 from baton.engine.engine import Engine
 from baton.engine.models.family_table import configured_model
 from baton.engine.request.request import RequestSpec
-from baton.engine.settings.choices import LoadFormat
+from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.available import available_memory
 from baton.engine.sizing.plan import MemoryPlan
@@ -95,10 +95,11 @@ class GpuEngine:
         ranks: int | None = None,
         small: bool = False,
         memory_bytes: int | None = None,
+        drafts: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF,
     ) -> None:
         """ranks: of the replica; weights then are the same for any number of them, which takes
         longer to make. small: a small model in float32 on a GPU too. memory_bytes: of a GPU;
-        None: its usual share.
+        None: its usual share. drafts: what gives each step's, of random weights almost all wrong.
         """
         self._device = device
         small = small or device.type == "cpu"
@@ -109,7 +110,11 @@ class GpuEngine:
         self.layers = int(config["num_hidden_layers"])
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
-            options = options_of(path, device, max_running, small, ranks, memory_bytes)
+            options = replace(
+                options_of(path, device, max_running, small, ranks, memory_bytes),
+                speculative_algorithm=drafts,
+                mtp=drafts is SpeculativeAlgorithm.MTP,
+            )
             model = configured_model(options)
             if ranks is None:
                 source = DeviceWeights(device, options.dtype)
@@ -122,9 +127,16 @@ class GpuEngine:
         self._rng = random.Random(0)
         self._serial = 0
 
+    @property
+    def accepted(self) -> float:
+        """The share of drafts that were right."""
+        counters = self._engine.counters
+        return counters.draft_tokens_accepted / max(1, counters.draft_tokens)
+
     def decode_seconds(self, rows: int, steps: int) -> float:
         """Return the seconds of one step of `rows` greedy sequences."""
-        with self.decoding(rows, _WARM + steps + 8, SamplingParams(temperature=0)):
+        tokens = self._engine.config.draft_tokens * (_WARM + steps + 8)
+        with self.decoding(rows, tokens, SamplingParams(temperature=0)):
             for _ in range(_WARM):
                 self._engine.step()
             self._wait()

@@ -120,6 +120,35 @@ LFM2: dict[str, Any] = {
     "vocab_size": 65536,
     "max_position_embeddings": 128000,
 }
+# Two layers of full width, with few of its 256 experts, which would fill a card.
+DEEPSEEK_V3: dict[str, Any] = {
+    **_TOKENS,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 32,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+}
 MODELS = {
     "Nemotron-Nano-9B-v2": NEMOTRON_9B,
     "Granite-4.0-H-small": GRANITE_SMALL,
@@ -127,7 +156,7 @@ MODELS = {
     "Kimi-Linear-48B-A3B": KIMI_LINEAR,
 }
 # A few layers of each kind at full size: a layer that waits does so every time.
-FEW_LAYERS = (
+FEW_LAYERS: tuple[dict[str, Any], ...] = (
     {**NEMOTRON_9B, "hybrid_override_pattern": "M-*-M-*-", "num_hidden_layers": 8},
     {
         **QWEN3_NEXT,
@@ -141,6 +170,8 @@ FEW_LAYERS = (
     },
     {**LFM2, "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
 )
+MTP_LAYERS = (FEW_LAYERS[1], DEEPSEEK_V3)
+"""Those with a layer of multi-token prediction."""
 # Fields that make these architectures small enough for any machine.
 _SMALL = {
     "hidden_size": 64,
@@ -150,7 +181,7 @@ _SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-_SMALL_OF = {
+_SMALL_OF: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         "hybrid_override_pattern": "M-*-",
         "num_hidden_layers": 4,
@@ -197,6 +228,19 @@ _SMALL_OF = {
         "v_head_dim": 16,
         "num_experts": 4,
         "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
         "moe_intermediate_size": 32,
     },
     "lfm2": {

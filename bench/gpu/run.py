@@ -37,14 +37,16 @@ from baton.bench.gpu.device_engine import PROMPT, GpuEngine
 from baton.bench.gpu.kernel_cases import KernelCase, cases
 from baton.bench.gpu.kernel_peers import peers
 from baton.bench.gpu.maker import Maker
-from baton.bench.gpu.models import FEW_LAYERS
+from baton.bench.gpu.models import FEW_LAYERS, QWEN3_NEXT, with_layers
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
 from baton.bench.gpu.parts import GpuRun, Limits, Part, Task
 from baton.bench.gpu.sizes import MODELS, TINY, TINY_CHANNELS, Sizes
+from baton.engine.settings.choices import SpeculativeAlgorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 570.0  # for all parts: with a margin, ten minutes
 _COPIED = 4 << 30  # bytes
+_MTP_LAYERS = 12  # beside a layer of drafts: two such engines follow each other
 RANKS = 2
 _PARITY = "tests/kernels/triton"
 DRY_TEST = "test_layers_that_commit_together and mamba2"
@@ -138,6 +140,27 @@ def decode(name: str, part: Part) -> None:
     seconds = engine.prefill_seconds(tokens)
     part.add(f"{name} first token of {tokens}", f"{seconds * 1e3:.1f} ms",
              beside=f"{tokens / seconds:.0f} tok/s")  # fmt: skip
+
+
+def decode_mtp(part: Part) -> None:
+    """Compare steps that verify three drafts by the model's own layer with steps without: of random
+    weights almost no draft is right, so this is what drafts cost."""
+    batches, steps = ((1, 3), 4) if part.dry else ((1, 8, 64), 32)
+    config = with_layers(QWEN3_NEXT, _MTP_LAYERS)
+    seconds: dict[SpeculativeAlgorithm, list[float]] = {}
+    for drafts in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.MTP):
+        engine = GpuEngine(config, part.device, max_running=batches[-1], drafts=drafts)
+        seconds[drafts] = [engine.decode_seconds(rows, steps) for rows in batches]
+        right = engine.accepted
+        engine.close()
+        del engine
+    for rows, plain, drafting in zip(batches, *seconds.values(), strict=True):
+        part.add(
+            f"Qwen3-Next, {_MTP_LAYERS} layers and MTP, {rows} rows, a step",
+            f"{drafting * 1e3:.2f} ms",
+            beside=f"without drafts {plain * 1e3:.2f} ms, {drafting / plain:.2f} times as long; "
+            f"{right:.0%} of drafts right",
+        )
 
 
 def ranks(config: dict[str, Any], part: Part) -> None:
@@ -247,6 +270,7 @@ def tasks(dry: bool) -> list[Task]:
         *([Task("kernels", checked_kernels, BUDGET_S)] if dry else timed),
         *(Task(f"guard {c['model_type']}", partial(guard, c), 60.0) for c in FEW_LAYERS),
         *(Task(f"decode {name}", partial(decode, name), 90.0) for name in ENGINE_MODELS),
+        Task("decode with drafts", decode_mtp, 60.0),
         Task("ranks", partial(ranks, FEW_LAYERS[0]), 120.0),
     ]
 

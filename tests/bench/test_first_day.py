@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -233,6 +234,14 @@ def test_a_wait_is_told_with_its_line() -> None:
     line = waits_for_the_device.__code__.co_firstlineno + 1
     where = f"tests/bench/test_first_day.py:{line} waits_for_the_device"
     assert found.places == {where: 2}
+
+
+def test_waits_of_other_threads_are_their_own() -> None:
+    with watched_waits(torch.device("cpu")) as found:
+        other = threading.Thread(target=waits_for_the_device)
+        other.start()
+        other.join()
+    assert not found.places
 
 
 def test_waits_for_results_are_summed() -> None:

@@ -1,7 +1,7 @@
 """Captured decode steps beside the same steps without a capture: tokens, and all bits.
 
-Small models in float32 and models of few layers at full width in bf16, of one token a request and
-of windows of drafts, while another thread uses the device.
+Small models in float32 and models of few layers at full width in bf16, of one token a request, of
+windows of drafts, and of drafts by the model's own layer, while another thread uses the device.
 """
 
 import random
@@ -19,15 +19,21 @@ from torch import Tensor
 
 from baton.bench.gpu.device_engine import options_of
 from baton.bench.gpu.first_day.busy_thread import BusyThread
-from baton.bench.gpu.first_day.checked_model import CheckedModel
+from baton.bench.gpu.first_day.checked_model import DEPTH, CheckedModel
 from baton.bench.gpu.first_day.processes import side_by_side
 from baton.bench.gpu.first_day.same_tokens import differing
-from baton.bench.gpu.models import FEW_LAYERS, DeviceWeights, small_config, write_config
+from baton.bench.gpu.models import (
+    FEW_LAYERS,
+    MTP_LAYERS,
+    DeviceWeights,
+    small_config,
+    write_config,
+)
 from baton.bench.gpu.parts import Part
 from baton.core.sampling_params import SamplingParams
 from baton.engine.assembly.loader import build_model, divided_model
 from baton.engine.engine import Engine
-from baton.engine.layout.batch_sizes import window_sizes
+from baton.engine.layout.batch_sizes import draft_sizes, window_sizes
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.decoder import Decoder
@@ -50,19 +56,20 @@ _WINDOW = 4  # tokens that a step verifies of a request
 def capture(part: Part) -> None:
     """Check each model with each window, a line each."""
     rows: dict[str, Callable[[], None]] = {}
-    for config in FEW_LAYERS:
-        for small in (True,) if part.dry else (True, False):
-            name = f"{config['model_type']}, {'float32' if small else 'bf16'}"
+    for small in (True,) if part.dry else (True, False):
+        dtype = "float32" if small else "bf16"
+        for config in FEW_LAYERS:
+            name = f"{config['model_type']}, {dtype}"
             rows[name] = partial(_check, name, config, part, small)
+        for config in MTP_LAYERS:
+            name = f"{config['model_type']}, {dtype}, MTP"
+            rows[name] = partial(_check_mtp, name, config, part, small)
     side_by_side(part, rows)
 
 
 def _check(name: str, config: dict[str, Any], part: Part, small: bool) -> None:
     with TemporaryDirectory() as folder:
-        fewer = {"num_experts": _EXPERTS} if "num_experts" in config else {}
-        named = small_config(config) if small else {**config, **fewer}
-        path = write_config(Path(folder) / "model", named, small=False)
-        options = _options(path, part, small)
+        options = _options(_written(folder, config, small), part, small)
         built = _built(options, part, small)
         with closing(Engine(options, built, None)) as eager:
             expected = served(eager, _RUNNING)
@@ -71,7 +78,24 @@ def _check(name: str, config: dict[str, Any], part: Part, small: bool) -> None:
             part.row(what, partial(_tell, what, options, part, built, tokens, expected))
 
 
-def _options(path: Path, part: Part, small: bool) -> EngineConfig:
+def _check_mtp(name: str, config: dict[str, Any], part: Part, small: bool) -> None:
+    """Check steps whose drafts are the model's own layer's, and its depths."""
+    with TemporaryDirectory() as folder:
+        options = _options(_written(folder, config, small), part, small, mtp=True)
+        built = _built(options, part, small)
+        with closing(Engine(options, built, None)) as eager:
+            expected = served(eager, _RUNNING)
+        _tell(name, options, part, built, _WINDOW, expected)
+
+
+def _written(folder: str, config: dict[str, Any], small: bool) -> Path:
+    """Write the config of a small model, or of one of full width with few experts."""
+    fewer = {"num_experts": _EXPERTS} if "num_experts" in config else {}
+    named = small_config(config) if small else {**config, **fewer}
+    return write_config(Path(folder) / "model", named, small=False)
+
+
+def _options(path: Path, part: Part, small: bool, mtp: bool = False) -> EngineConfig:
     """Return options with pools of moderate size: a check copies them in each step."""
     options = replace(
         options_of(path, part.device, _RUNNING, small),
@@ -80,6 +104,7 @@ def _options(path: Path, part: Part, small: bool) -> EngineConfig:
         memory_bytes=1 << 40,
         speculative_algorithm=SpeculativeAlgorithm.NGRAM,
         speculative_num_draft_tokens=_WINDOW,
+        mtp=mtp,
     )
     model = divided_model(configured_model(options), size=1)
     plan = MemoryPlan(options, model.config, model.weight_bytes, 0)
@@ -108,7 +133,10 @@ def _tell(
     capture."""
     running = len(expected)
     proposers = None
-    if tokens > 1:
+    mtp = built.config.mtp
+    if mtp:
+        options = replace(options, speculative_algorithm=SpeculativeAlgorithm.MTP)
+    elif tokens > 1:
         options = replace(options, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
         asked = prompts(running, built.config.vocab_size)
         known = [[*prompt, *e.token_ids] for prompt, e in zip(asked, expected, strict=True)]
@@ -119,14 +147,14 @@ def _tell(
         with BusyThread(part.device) as busy:
             model.watched = True
             found = served(engine, running)
-        drafts = engine.counters.draft_tokens_accepted
+        accepted = engine.counters.draft_tokens_accepted
     fault, worst, ties = differing(found, expected)
     if options.dtype != torch.float32:
         ties, fault = ties + bool(fault), ""  # another number of rows may round to another token
-    fault = busy.fault or fault_of(model, running, tokens) or fault
+    fault = busy.fault or fault_of(model, running, tokens, drafts=mtp) or fault
     told = (
         f"{sum(model.steps.values())} steps, log probabilities to {worst:.0e}, {ties} ties, "
-        f"{drafts} drafts accepted, {busy.rounds} rounds of another thread"
+        f"{accepted} drafts accepted, {busy.rounds} rounds of another thread"
     )
     part.add(what, fault or "same bits", beside=told, failed=bool(fault))
 
@@ -178,8 +206,9 @@ class KnownAnswers:
         return guesses, torch.full_like(ends, most)
 
 
-def fault_of(model: CheckedModel, running: int, window: int) -> str:
-    """Return what is wrong with the steps that were checked, or nothing."""
+def fault_of(model: CheckedModel, running: int, window: int, drafts: bool = False) -> str:
+    """Return what is wrong with the steps that were checked, or nothing. drafts: the model's own
+    layer gives them."""
     if model.faults:
         kinds = Counter(model.faults)
         return f"OTHER BITS in {len(model.faults)} steps: {'; '.join(list(kinds)[:3])}"
@@ -190,6 +219,8 @@ def fault_of(model: CheckedModel, running: int, window: int) -> str:
         for size in window_sizes(running, tokens)
         for commit in ((False, True) if tokens > 1 else (False,))
     }
+    if drafts:
+        wanted |= {(size, DEPTH, False) for size in draft_sizes(running)}
     missing = wanted - seen
     if missing:
         return f"NOT CHECKED: {sorted(missing)}"

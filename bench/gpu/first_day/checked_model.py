@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.engine.layout.batch_sizes import draft_sizes
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.replay.graphed_model import Capture, GraphedModel
+from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch
 from baton.engine.step.model import Model
 from baton.kernels.verify import Accepted
@@ -17,8 +19,13 @@ from baton.kernels.verify import Accepted
 _POISON = (0xFF, 0x7F)  # NaN in every dtype; huge numbers
 
 
+DEPTH = 1
+"""The `tokens` of a captured depth of drafts by the model's own layer."""
+
+
 class CheckedStep(NamedTuple):
-    """A kind of captured step: requests that it has room for and has, tokens of each."""
+    """A kind of captured step: requests that it has room for and has, tokens that it verifies of
+    each; 0: none."""
 
     size: int
     requests: int
@@ -85,6 +92,27 @@ class CheckedModel(GraphedModel):
         step = CheckedStep(size, batch.decode_requests, window.tokens, commit=True)
         self._compare(step, replayed, eager, [states.storage], window.kept)
 
+    def draft(self, batch: DraftBatch, states: StatePool, pages: PagePool) -> DraftResult:
+        """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
+        rows = batch.token_ids.shape[0]
+        size = next((size for size in draft_sizes(self._max_rows) if size >= rows), None)
+        if not self.watched or size is None:
+            return super().draft(batch, states, pages)
+        static = self._drafts[size].inputs
+        hidden = static.batch.hidden  # which a replay overwrites
+
+        def replayed() -> list[Tensor]:
+            return list(super(CheckedModel, self).draft(batch, states, pages))
+
+        def eager() -> list[Tensor]:
+            static.refresh(batch)
+            return [found[:rows] for found in self._model.draft(static.batch, states, pages)]
+
+        step = CheckedStep(size, rows, DEPTH, commit=False)
+        logits, behind = self._compare(step, replayed, eager, [pages.storage], [hidden])[:2]
+        hidden[:rows].copy_(behind)
+        return DraftResult(logits, hidden[:rows])
+
     def _compare(
         self,
         step: CheckedStep,
@@ -94,7 +122,8 @@ class CheckedModel(GraphedModel):
         inputs: Sequence[Tensor],
     ) -> list[Tensor]:
         """Return what the replayed step computes. pools: [blocks, bytes] that it may write; the
-        first block is padding. inputs: kept ones, which a commit may convolve in place.
+        first block is padding. inputs: kept ones, which a commit may convolve in place, and hidden
+        states.
         """
         written = (*pools, *inputs)
         before = [each.clone() for each in written]

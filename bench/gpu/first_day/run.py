@@ -18,22 +18,26 @@ from baton.bench.gpu.first_day.compile_stalls import compile_stalls
 from baton.bench.gpu.first_day.device_transfer import device_transfer
 from baton.bench.gpu.first_day.errors import errors
 from baton.bench.gpu.first_day.fences import fences
+from baton.bench.gpu.first_day.host_tier import host_tier
 from baton.bench.gpu.first_day.loading import loading
 from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
-from baton.bench.gpu.first_day.same_tokens import same_tokens
-from baton.bench.gpu.first_day.waits import waits
-from baton.bench.gpu.models import FEW_LAYERS
+from baton.bench.gpu.first_day.same_tokens import mtp_and_fp8, same_tokens
+from baton.bench.gpu.first_day.waits import waits, waits_mtp
+from baton.bench.gpu.models import FEW_LAYERS, MTP_LAYERS
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
 
 SCRIPTS = (
     Task("same_tokens", same_tokens, 120.0),
+    Task("mtp_and_fp8", mtp_and_fp8, 60.0),
     Task("real_parity", real_parity, 230.0),
     Task("cluster", cluster, 150.0),
     Task("compile_stalls", compile_stalls, 300.0),
     *(Task(f"waits {c['model_type']}", partial(waits, c), 20.0) for c in FEW_LAYERS),
+    *(Task(f"waits {c['model_type']} MTP", partial(waits_mtp, c), 25.0) for c in MTP_LAYERS),
     Task("memory", memory, 60.0),
+    Task("host_tier", host_tier, 60.0),
     Task("fences", fences, 120.0),
     Task("errors", errors, 90.0),
     Task("capture", capture, 120.0),

@@ -1,7 +1,8 @@
 """Answers of an engine on the GPU beside those of one on the CPU: small models in float32.
 
 Both have the same weights, cut prompts into chunks and cache prefixes. The CPU's engine runs
-torch's kernels, which define what the others compute.
+torch's kernels, which define what the others compute. It decodes token by token where the GPU's
+verifies drafts by the model's own layer. FP8 checkpoints are files, which both read.
 """
 
 import random
@@ -15,13 +16,26 @@ from typing import Any
 
 import torch
 
+from baton.bench.checkpoints import write_checkpoint
 from baton.bench.gpu.device_engine import options_of
+from baton.bench.gpu.first_day.fp8_files import quantise
 from baton.bench.gpu.first_day.processes import side_by_side
-from baton.bench.gpu.models import LFM2, MODELS, write_config
+from baton.bench.gpu.models import (
+    DEEPSEEK_V3,
+    GRANITE_SMALL,
+    LFM2,
+    MODELS,
+    NEMOTRON_9B,
+    QWEN3_NEXT,
+    small_config,
+    write_config,
+)
 from baton.bench.gpu.parts import Part
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.request.output import Output
+from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 
 _LENGTHS = (1, 17, 40, 65, 100, 150)  # tokens of the prompts
@@ -30,32 +44,75 @@ _TOKENS = 24  # of each answer
 _MORE = 7  # tokens of a second turn, behind prompt and answer
 _TIE = 1e-4  # between the two best log probabilities: rounding may choose either token
 _FAR = 2e-4  # between log probabilities of one token
+_TRAINED = Path(__file__).resolve().parents[3] / "examples" / "mtp"
+_WITH_MTP = ("qwen3_next", "nemotron_h", "deepseek_v3")  # there: most of their drafts are right
+_BLOCK = (32, 48)  # of FP8 weights, some of them partial
+_FP8 = {
+    "in blocks": (QWEN3_NEXT, _BLOCK),
+    "by channel": (NEMOTRON_9B, None),
+    "stacked experts": (GRANITE_SMALL, _BLOCK),
+    "latent attention": (DEEPSEEK_V3, _BLOCK),
+}
+
+
+def mtp_and_fp8(part: Part) -> None:
+    """Compare models with drafts by their own layer, and FP8 checkpoints, a line each."""
+    rows = {f"{name} with MTP: tokens of the CPU": partial(_tell_mtp, name) for name in _WITH_MTP}
+    for form, (config, block) in _FP8.items():
+        what = f"{config['model_type']} in FP8, {form}: tokens of the CPU"
+        rows[what] = partial(_tell_fp8, config, block)
+    side_by_side(part, {what: partial(tell, what, part) for what, tell in rows.items()})
 
 
 def same_tokens(part: Part) -> None:
     """Compare for each family of models, a line each."""
     configs = (*MODELS.values(), LFM2)
-    side_by_side(part, {_name(config): partial(_tell, config, part) for config in configs})
+    names = {f"{config['model_type']}: tokens of the CPU": config for config in configs}
+    rows = {what: partial(_tell, config, what, part) for what, config in names.items()}
+    side_by_side(part, rows)
 
 
-def _name(config: dict[str, Any]) -> str:
-    return f"{config['model_type']}: tokens of the CPU"
-
-
-def _tell(config: dict[str, Any], part: Part) -> None:
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest":  # a product would be TF32's
-        part.add(_name(config), "NO FLOAT32", beside=f"products are {precision}", failed=True)
-        return
+def _tell(config: dict[str, Any], what: str, part: Part) -> None:
     with TemporaryDirectory() as folder:
         path = write_config(Path(folder) / "model", config, small=True)
-        options = options_of(path, part.device, max_running=len(_LENGTHS), small=True)
-        options = replace(options, prefix_caching=True, chunked_prefill_size=_CHUNK)
-        ours = Engine.load(options)
-        theirs = Engine.load(replace(options, device="cpu", kernels=KernelChoice.TORCH))
+        _add_compared(what, part, _options(path, part))
+
+
+def _tell_mtp(name: str, what: str, part: Part) -> None:
+    options = replace(_options(_TRAINED / name, part), load_format=LoadFormat.SAFETENSORS)
+    _add_compared(what, part, options, mtp=True)
+
+
+def _tell_fp8(config: dict[str, Any], block: tuple[int, int] | None, what: str, part: Part) -> None:
+    with TemporaryDirectory() as parent:
+        folder = write_checkpoint(Path(parent) / "model", small_config(config))
+        quantise(folder, block)
+        options = replace(_options(folder, part), load_format=LoadFormat.SAFETENSORS)
+        _add_compared(what, part, options)
+
+
+def _options(folder: Path, part: Part) -> EngineConfig:
+    options = options_of(folder, part.device, max_running=len(_LENGTHS), small=True)
+    return replace(options, prefix_caching=True, chunked_prefill_size=_CHUNK)
+
+
+def _add_compared(what: str, part: Part, options: EngineConfig, mtp: bool = False) -> None:
+    """Add the line of an engine of these options, with drafts by the model's own layer or none,
+    beside the CPU's without drafts."""
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest":  # a product would be TF32's
+        part.add(what, "NO FLOAT32", beside=f"products are {precision}", failed=True)
+        return
+    drafts = SpeculativeAlgorithm.MTP if mtp else SpeculativeAlgorithm.OFF
+    ours = Engine.load(replace(options, mtp=mtp, speculative_algorithm=drafts))
+    theirs = Engine.load(replace(options, device="cpu", kernels=KernelChoice.TORCH))
     with closing(ours), closing(theirs):
         fault, told = compared(ours, theirs)
-    part.add(_name(config), fault or "alike", beside=told, failed=bool(fault))
+        accepted, verified = ours.counters.draft_tokens_accepted, ours.counters.draft_tokens
+    if mtp:
+        told += f", {accepted} of {verified} drafts accepted"
+        fault = fault or ("" if accepted else "NO DRAFT WAS RIGHT")
+    part.add(what, fault or "alike", beside=told, failed=bool(fault))
 
 
 def compared(ours: Engine, theirs: Engine) -> tuple[str, str]:

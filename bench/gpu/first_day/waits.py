@@ -94,13 +94,25 @@ _DRAFTED = (
     RowKind("drafts that are right", replace(_GREEDY, logit_bias=((5, 100.0),))),
     RowKind("drafts that are wrong", replace(_MIXED, allowed_token_ids=(5, 6))),
 )
+_LAYERED = (*_DRAFTED, *(each for each in _KINDS if each.name in (
+    "greedy", "sampled, all options", "log probabilities", "prompts in chunks", "prompts known"
+)))  # fmt: skip
+"""Kinds of rows for which the model's own layer guesses."""
 
 
 class _Watched:
     """An engine of random weights, its stream watched, and the requests that it was given."""
 
-    def __init__(self, config: dict[str, Any], part: Part, rows: int, *, scarce: bool) -> None:
-        """scarce: with as little memory as the options allow, and drafts."""
+    def __init__(
+        self,
+        config: dict[str, Any],
+        part: Part,
+        rows: int,
+        *,
+        scarce: bool = False,
+        drafts: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF,
+    ) -> None:
+        """scarce: with as little memory as the options allow."""
         self.device = part.device
         self.dry = part.dry
         self.stream = WatchedStream(forward_stream(device_of(str(part.device)), overlap=True))
@@ -110,7 +122,7 @@ class _Watched:
         with TemporaryDirectory() as parent:
             folder = write_config(Path(parent) / "model", config, small=part.dry)
             write_tokenizer(folder, _TOKENIZER_WORDS)
-            options = self._options(folder, rows, scarce)
+            options = self._options(folder, rows, scarce, drafts)
             model_config = configured_model(options)
             model = ready_model(model_config, DeviceWeights(part.device, options.dtype), options)
             if scarce:
@@ -122,7 +134,9 @@ class _Watched:
         self._names: list[str] = []
         self._serial = 0
 
-    def _options(self, folder: Path, rows: int, scarce: bool) -> EngineConfig:
+    def _options(
+        self, folder: Path, rows: int, scarce: bool, drafts: SpeculativeAlgorithm
+    ) -> EngineConfig:
         usual = options_of(folder, self.device, rows, small=self.dry)
         return replace(
             usual,
@@ -131,9 +145,8 @@ class _Watched:
             prefix_caching=not scarce,
             max_model_len=_SHORT if scarce and not self.dry else usual.max_model_len,
             mamba_track_interval=64,
-            speculative_algorithm=(
-                SpeculativeAlgorithm.NGRAM if scarce else SpeculativeAlgorithm.OFF
-            ),
+            speculative_algorithm=drafts,
+            mtp=drafts is SpeculativeAlgorithm.MTP,
         )
 
     @contextmanager
@@ -230,9 +243,29 @@ def waits(config: dict[str, Any], part: Part) -> None:
     part.row(f"{name}: scarce memory", partial(_scarce, config, part, name), 2 * _LEAST_ROW_S)
 
 
+def waits_mtp(config: dict[str, Any], part: Part) -> None:
+    """Look at one family's steps with drafts by the model's own layer."""
+    name = f"{config['model_type']} MTP"
+    rows = (1, 3) if part.dry else (1, 16, 64)
+    began = time.perf_counter()
+    watched = _Watched(config, part, rows[-1], drafts=SpeculativeAlgorithm.MTP)
+    part.add(f"{name}: start", f"{time.perf_counter() - began:.1f} s")
+    for kind in _LAYERED:
+        part.row(f"{name}: {kind.name}", partial(_guard, watched, kind, name, part), _LEAST_ROW_S)
+    for count in rows:
+        part.row(f"{name}: {count} rows", partial(_time, watched, count, name, part), _LEAST_ROW_S)
+    what = f"{name}: calls, all kinds"
+    part.row(what, partial(_tell_calls, watched, list(_LAYERED), what, part), _LEAST_ROW_S)
+    counters = watched.engine.counters
+    accepted, drafted = counters.draft_tokens_accepted, counters.draft_tokens
+    part.add(f"{name}: drafts accepted", f"{accepted} of {drafted}",
+             failed=not 0 < accepted < drafted)  # fmt: skip
+    watched.close()
+
+
 def _usual(config: dict[str, Any], part: Part, name: str, rows: tuple[int, ...]) -> None:
     began = time.perf_counter()
-    watched = _Watched(config, part, rows[-1], scarce=False)
+    watched = _Watched(config, part, rows[-1])
     part.add(f"{name}: start", f"{time.perf_counter() - began:.1f} s")
     kinds = [kind for kind in _KINDS if _can_run(kind, name, part)]
     for kind in kinds:
@@ -253,7 +286,7 @@ def _can_run(kind: RowKind, name: str, part: Part) -> bool:
 
 def _scarce(config: dict[str, Any], part: Part, name: str) -> None:
     began = time.perf_counter()
-    watched = _Watched(config, part, _FEW_ROWS, scarce=True)
+    watched = _Watched(config, part, _FEW_ROWS, scarce=True, drafts=SpeculativeAlgorithm.NGRAM)
     part.add(f"{name}: start with drafts", f"{time.perf_counter() - began:.1f} s")
     counters = watched.engine.counters
     for kind in _DRAFTED:

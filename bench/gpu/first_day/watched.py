@@ -4,6 +4,7 @@ Two views, since neither sees everything: torch warns where one of its operation
 Python stack; the profiler sees each call of CUDA's, whoever makes it, but not from where.
 """
 
+import threading
 import time
 import traceback
 import warnings
@@ -41,14 +42,18 @@ _PAGEABLE = ("Memcpy HtoD (Pageable", "Memcpy DtoH (Device -> Pageable")
 
 @dataclass
 class Waits:
-    """The places where torch has waited for the GPU, as `file:line function`, and how often."""
+    """The places where torch has waited for the GPU, as `file:line function`, and how often.
+
+    Only on the thread that watches, which runs the steps: copies beside them wait on their own.
+    """
 
     places: Counter[str] = field(default_factory=Counter)
+    thread: int = field(default_factory=threading.get_ident)
 
     def note(self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
              file: TextIO | None = None, line: str | None = None) -> None:  # fmt: skip
         """Count the place if this is torch's warning of a wait. Python calls it, where it warns."""
-        if _SAID in str(message):
+        if _SAID in str(message) and threading.get_ident() == self.thread:
             self.places[place(traceback.extract_stack()[:-1])] += 1
 
 
