@@ -2,6 +2,8 @@
 
 import ctypes
 import random
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from transfer.test_pull import joined
 from transfer.test_unequal_ranks import FROM, PAGES, SLOTS, check, engines
 from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected
 
-from baton.engine.layout.layout import PageLayout, SlotLayout
+from baton.core.state_ref import StateRef
+from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.transfer.channels.nixl import staging
 from baton.transfer.channels.nixl.agent import NixlAgent, Parts
+from baton.transfer.channels.nixl.crossing import Crossing
 from baton.transfer.channels.nixl.gathering import Gathering
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.reader import NixlReader
@@ -27,7 +31,7 @@ from baton.transfer.channels.nixl.scattering import Scattering, StagedRead
 from baton.transfer.channels.nixl.sender import NixlSender
 from baton.transfer.channels.nixl.staging import Bytes, Staging
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.rank_moves import RankMoves
+from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
 from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_prefix, cut_state, nbytes
 
 RANKS = st.sampled_from([(1, 2), (2, 1), (2, 4), (4, 2), (1, 4), (3, 2), (2, 3), (6, 4)])
@@ -62,7 +66,7 @@ def test_a_buffer_brings_the_same_bytes_to_the_same_places_in_fewer_runs(
             count = -(-end // pages.page_size) - start // pages.page_size
             assert len(runs[0]) == count * d * len(pages.components_of(layers))
         else:
-            runs = runs_apart(moves, segment, (spans, SOURCE), there)
+            runs = runs_apart(moves, segment, (spans, SOURCE), there, pages.page_size)
         disjoint(runs[1])
         copied(*runs)
         found.append((target, int(runs[1][:, 1].sum())))
@@ -137,6 +141,57 @@ def randomise(source: RankPools, pages: PageLayout) -> Pools:
 def disjoint(runs: Parts) -> None:
     order = runs[np.argsort(runs[:, 0])]
     assert (order[:-1, 0] + order[:-1, 1] <= order[1:, 0]).all()
+
+
+WIDE = PageLayout((AttentionShape(4, 64), AttentionShape(4, 64)), 8, torch.bfloat16)
+"""Layers whose parts fill pages, for two ranks and for four, without padding."""
+MANY = 1 << 12
+
+
+def many(holder: StateRef) -> StateRef:
+    """A request of many pages: those of `holder`, again and again."""
+    pages = tuple(holder.pages[page % len(holder.pages)] for page in range(MANY))
+    return replace(holder, pages=pages, tokens=MANY * WIDE.page_size)
+
+
+@pytest.mark.parametrize(("p", "d"), [(2, 2), (4, 4), (2, 4), (4, 1)])
+def test_the_moves_of_many_pages_are_planned_once(
+    p: int, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal numbers of ranks move whole blocks; others a run for each tensor of each page."""
+    source, target = RankPools(NO_SLOTS, WIDE, p), RankPools(NO_SLOTS, WIDE, d)
+    crossing = Crossing(source.memory, target.memory.spans)
+    planned, of = [], RankMoves.of
+
+    def counted(self: RankMoves, segment: Segment) -> Iterator[SegmentMove]:
+        for move in of(self, segment):
+            planned.append(move)
+            yield move
+
+    monkeypatch.setattr(RankMoves, "of", counted)
+    segment = Segment(Kind.KV, 0, MANY * WIDE.page_size)
+    ours, theirs = crossing.written(segment, many(SOURCE), many(TARGET), None)
+    size = crossing.written_bytes(segment)
+    assert 0 < len(planned) < 100
+    assert int(ours[:, 1].sum()) == int(theirs[:, 1].sum()) == size
+    assert size == MANY * WIDE.token_bytes * WIDE.page_size
+    if p == d:
+        assert len(ours) == MANY * p
+
+
+def test_a_state_and_whole_pages_go_from_each_rank_to_its_own_as_they_lie() -> None:
+    slots = SlotLayout((RecurrentShape((64, 3), (4, 32, 32)),), torch.bfloat16, torch.float32)
+    whole = Pools(slots, WIDE)
+    whole.randomise(torch.Generator().manual_seed(random.randrange(2**32)))
+    source, target, end = (RankPools(slots, WIDE, 2, 0x5A) for _ in range(3))
+    source.put(whole, SOURCE, SOURCE, range(32))
+    end.put(whole, SOURCE, TARGET, range(32))
+    crossing = Crossing(source.memory, target.memory.spans)
+    for segment in (Segment(Kind.KV, 0, 32), Segment(Kind.STATE, 0, slots.state_bytes)):
+        runs = crossing.written(segment, SOURCE, TARGET, None)
+        assert len(runs[0]) == 2 * (4 if segment.kind is Kind.KV else 1)
+        copied(*runs)
+    assert target.equals(end)
 
 
 def test_a_buffer_is_free_when_its_write_has_ended_and_no_sooner() -> None:

@@ -39,7 +39,7 @@ MIXER = RecurrentShape((4 * 5 + 2 * 2 * 3, 3), (4, 5, 3), FUSED)
 SLOTS = SlotLayout((MIXER, MIXER), torch.bfloat16, torch.float32)
 PAGES = PageLayout((AttentionShape(2, 40), LatentShape(9), AttentionShape(4, 3)), 8, torch.bfloat16)
 FROM = 11  # the target has the KV of the tokens below
-SIZES = ((1, 2), (2, 1), (2, 4), (4, 2), (1, 4))
+SIZES = ((1, 2), (2, 1), (2, 4), (4, 2), (1, 4), (2, 2), (4, 4))
 LIMIT = 3000
 
 

@@ -6,13 +6,23 @@ from baton.core.errors import ConfigError
 from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl.agent import Parts
 from baton.transfer.channels.nixl.gathering import Gathering
-from baton.transfer.channels.nixl.runs import POOLS_A_RANK, runs_apart
+from baton.transfer.channels.nixl.plan import LARGEST_PADDING
+from baton.transfer.channels.nixl.runs import (
+    POOLS_A_RANK,
+    Side,
+    alike,
+    filled,
+    runs_apart,
+    whole_blocks,
+)
 from baton.transfer.channels.nixl.scattering import Scattering, StagedRead
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
 from baton.transfer.memory.regions import Memory, Span
-from baton.transfer.memory.segments import Segment
+from baton.transfer.memory.segments import Kind, Segment
+
+MOST_PADDED = 1 + LARGEST_PADDING
 
 
 class Crossing:
@@ -25,6 +35,7 @@ class Crossing:
         ranks = len(self._ours) // POOLS_A_RANK, len(self._theirs) // POOLS_A_RANK
         self._writes = RankMoves(memory.slots, memory.pages, *ranks)
         self._reads = RankMoves(memory.slots, memory.pages, *reversed(ranks))
+        self._slots = memory.slots
         self._page_size = memory.pages.page_size
         self._gathering: Gathering | None = None
         self._scattering: Scattering | None = None
@@ -36,9 +47,9 @@ class Crossing:
 
         buffer: for what lies apart on one of the sides, see `Gathering`; None: nothing is copied
         """
-        there = self._theirs, target
+        here, there = (self._ours, source), (self._theirs, target)
         if buffer is None:
-            return runs_apart(self._writes, segment, (self._ours, source), there)
+            return self._runs(self._writes, segment, here, there)
         if self._gathering is None:
             self._gathering = Gathering(self._writes, self._ours, self._page_size)
         return self._gathering.runs(segment, source, there, buffer)
@@ -50,9 +61,9 @@ class Crossing:
 
         buffer: for what lies apart on one of the sides, see `Scattering`; None: nothing is copied
         """
-        there = self._theirs, source
+        here, there = (self._ours, into), (self._theirs, source)
         if buffer is None:
-            theirs, ours = runs_apart(self._reads, segment, there, (self._ours, into))
+            theirs, ours = self._runs(self._reads, segment, there, here)
             return StagedRead(ours, theirs)
         if self._scattering is None:
             self._scattering = Scattering(self._reads, self._ours, self._page_size)
@@ -65,7 +76,31 @@ class Crossing:
 
     def written_bytes(self, segment: Segment) -> int:
         """Return the bytes of a write: what several of the peer's ranks keep counts for each."""
-        return self._writes.nbytes(segment)
+        return self._block_bytes(segment) or self._payload(self._writes, segment)
+
+    def _runs(
+        self, moves: RankMoves, segment: Segment, source: Side, target: Side
+    ) -> tuple[Parts, Parts]:
+        if self._block_bytes(segment):
+            return whole_blocks(segment, source, target, self._page_size)
+        return runs_apart(moves, segment, source, target, self._page_size)
+
+    def _block_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a segment that moves as whole blocks of each rank, with what is
+        padding; 0 of one that does not: the numbers of ranks differ, or it does not nearly fill
+        them."""
+        count = filled(segment, self._slots.state_bytes, self._page_size)
+        if not count or len(self._ours) != len(self._theirs):
+            return 0
+        pools = self._ours[int(segment.kind is Kind.KV) :: POOLS_A_RANK]
+        whole = count * sum(span.block_bytes for span in pools)
+        return whole if whole <= self._payload(self._writes, segment) * MOST_PADDED else 0
+
+    def _payload(self, moves: RankMoves, segment: Segment) -> int:
+        if segment.kind is not Kind.KV:
+            return moves.nbytes(segment)
+        runs = alike(segment, self._page_size)
+        return sum((pages.stop - pages.start) * moves.nbytes(rows) for pages, rows in runs)
 
 
 def check_pools(memory: Memory, theirs: Sequence[Span], peer: str) -> None:

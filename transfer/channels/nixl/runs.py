@@ -22,20 +22,54 @@ Side = tuple[Sequence[Span], StateRef]
 
 
 def runs_apart(
-    moves: RankMoves, segment: Segment, source: Side, target: Side
+    moves: RankMoves, segment: Segment, source: Side, target: Side, page_size: int
 ) -> tuple[Parts, Parts]:
-    """Return the runs at the source and at the target, as they lie: [runs, 3] uint64 each."""
+    """Return the runs at the source and at the target, as they lie: [runs, 3] uint64 each.
+
+    Pages that have the same rows have the same moves, so the work is that of one of them.
+    """
     found: tuple[list[Parts], list[Parts]] = [], []
-    for move in moves.of(segment):
-        places = move.source, move.destination
-        rows, nbytes = move.rows, move.nbytes
-        if touch(move):
-            rows, nbytes = 1, rows * nbytes
-        for (spans, holder), place, runs in zip((source, target), places, found, strict=True):
-            pool, offset = _start(segment, spans, holder, place, move.block)
-            at = spans[pool].address + offset + np.arange(rows, dtype=np.uint64) * place.stride
-            runs.append(_parts(at, nbytes, spans[pool].device))
+    if segment.kind is not Kind.KV:
+        for move in moves.of(segment):
+            places = move.source, move.destination
+            for (spans, holder), place, runs in zip((source, target), places, found, strict=True):
+                span = spans[POOLS_A_RANK * place.rank]
+                at = span.address + holder.slot * span.block_bytes + place.offset
+                runs.append(_parts(np.array([at], np.uint64), move.nbytes, span.device))
+        return np.concatenate(found[0]), np.concatenate(found[1])
+    for pages, rows in alike(segment, page_size):
+        held = [np.array(holder.pages[pages], np.uint64) for _, holder in (source, target)]
+        for move in moves.of(rows):
+            found[0].append(in_rows(source[0], move.source, held[0], move))
+            found[1].append(in_rows(target[0], move.destination, held[1], move))
     return np.concatenate(found[0]), np.concatenate(found[1])
+
+
+def filled(segment: Segment, state_bytes: int, page_size: int) -> int:
+    """Return the number of blocks that a segment fills, but for their padding; 0 where it fills
+    any only in part."""
+    if segment.kind is not Kind.KV:
+        return int(segment.end - segment.start == state_bytes)
+    if segment.layers is not None or segment.start % page_size or segment.end % page_size:
+        return 0
+    return (segment.end - segment.start) // page_size
+
+
+def whole_blocks(
+    segment: Segment, source: Side, target: Side, page_size: int
+) -> tuple[Parts, Parts]:
+    """Return the runs of a segment between equal numbers of ranks, each rank's blocks whole.
+    segment: fills its blocks; see `filled`
+    """
+    of_kv = segment.kind is Kind.KV
+    pages = slice(segment.start // page_size, segment.end // page_size)
+    sides: list[Parts] = []
+    for spans, holder in (source, target):
+        ids = np.array(holder.pages[pages] if of_kv else (holder.slot,), np.uint64)
+        pools = [span for span in spans[int(of_kv) :: POOLS_A_RANK] if span.nbytes]
+        blocks = [_parts(p.address + ids * p.block_bytes, p.block_bytes, p.device) for p in pools]
+        sides.append(np.concatenate(blocks))
+    return sides[0], sides[1]
 
 
 def alike(segment: Segment, size: int) -> Iterator[tuple[slice, Segment]]:
@@ -84,16 +118,6 @@ def _parts(addresses: NDArray[np.uint64], size: int, device: int | None) -> Part
 def touch(move: SegmentMove) -> bool:
     """Return True if the rows are one run of bytes on both sides."""
     return move.rows == 1 or move.source.stride == move.destination.stride == move.nbytes
-
-
-def _start(
-    segment: Segment, spans: Sequence[Span], holder: StateRef, place: Place, block: int
-) -> tuple[int, int]:
-    """Return a rank's pool, and where in it a place in one of the request's blocks begins."""
-    of_kv = segment.kind is Kind.KV
-    pool = POOLS_A_RANK * place.rank + of_kv
-    number = holder.pages[block] if of_kv else holder.slot
-    return pool, number * spans[pool].block_bytes + place.offset
 
 
 def bytes_at(span: Span) -> Bytes:
