@@ -20,7 +20,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
-SHARED_LIMIT = 227 * 1024  # bytes that one block may have, on Hopper
+BLACKWELL = GPUTarget("cuda", 100, 32)
+SHARED_LIMIT = 227 * 1024  # bytes that one block may have, on both
 
 
 @dataclass(frozen=True)

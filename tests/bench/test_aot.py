@@ -1,4 +1,5 @@
-"""Every GPU kernel compiles for a Hopper at the sizes of real models, and fits on it."""
+"""Every GPU kernel compiles for a Hopper and for a Blackwell at the sizes of real models, and fits
+on them."""
 
 import ast
 import re
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from step_driver import StepDriver
+from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from baton.bench.gpu.aot import HOPPER, compile_for
+from baton.bench.gpu.aot import BLACKWELL, HOPPER, SHARED_LIMIT, Compiled, compile_for
 from baton.bench.gpu.kernel_cases import cases
 from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
@@ -55,14 +57,33 @@ FEW = {
 }
 
 
-def test_kernels_fit_in_shared_memory_and_spill_nothing():
-    with compile_for(HOPPER) as compiled:
+# For a Blackwell, Triton 3.7 asks ptxas for a register allocation that avoids a fault of its own
+# (--regAllocOptLevel=2): three kernels then spill two to four registers, without it none.
+SPILLED = {"merge_parts", "_channel_scores", "_outputs"}
+MOST_SPILLED = 16  # bytes of a thread
+
+
+def misfits(compiled: list[Compiled], target: GPUTarget) -> list[str]:
+    """Return the kernels that do not fit on a GPU, or spill more than is known of."""
+    known = SPILLED if target is BLACKWELL else ()
+    return [
+        str(kernel)
+        for kernel in compiled
+        if not kernel.fits
+        and (kernel.name not in known or (kernel.stack or 0) > MOST_SPILLED
+             or kernel.shared > SHARED_LIMIT)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [HOPPER, BLACKWELL], ids=["sm_90", "sm_100"])
+def test_kernels_fit_in_shared_memory_and_spill_nothing(target: GPUTarget) -> None:
+    with compile_for(target) as compiled:
         for sizes, names in FEW.items():
             for case in cases(sizes, MAKE):
                 if case.name in names:
                     case.run()
     assert len({kernel.name for kernel in compiled}) >= 20
-    assert not [str(kernel) for kernel in compiled if not kernel.fits]
+    assert not misfits(compiled, target)
     assert not [kernel.name for kernel in compiled if kernel.long_divisions]
 
 
@@ -120,13 +141,14 @@ def launched() -> set[str]:
 
 
 @pytest.mark.chaos
-def test_all_of_them_do_at_the_sizes_of_every_model():
-    with compile_for(HOPPER) as compiled:
+@pytest.mark.parametrize("target", [HOPPER, BLACKWELL], ids=["sm_90", "sm_100"])
+def test_all_of_them_do_at_the_sizes_of_every_model(target: GPUTarget) -> None:
+    with compile_for(target) as compiled:
         for sizes in (*MODELS, ONES, replace(ONES, channel_decay=True)):
             for case in cases(sizes, MAKE):
                 case.run()
     assert {kernel.name for kernel in compiled} == launched()
-    assert not [str(kernel) for kernel in compiled if not kernel.fits]
+    assert not misfits(compiled, target)
     assert not [kernel.name for kernel in compiled if kernel.long_divisions]
 
 
