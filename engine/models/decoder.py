@@ -1,6 +1,7 @@
 """The decoder that every family is composed as: an embedding, residual branches, a head."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -11,7 +12,7 @@ from baton.engine.layout.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.commit_group import CommitGroup
-from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.base import DividedLayer, Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.mtp_layer import MtpLayer
@@ -58,10 +59,19 @@ class Residual:
 
     def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         normed = self.norm(x)
-        total = self.branches[0](normed, step)
-        for branch in self.branches[1:]:
-            total = self.kernels.add_scaled(total, branch(normed, step), 1.0)
+        total = self._summed(normed, step)
         return self.kernels.add_scaled(x, total, self.multiplier)
+
+    def _summed(self, normed: Tensor, step: Step) -> Tensor:
+        """Return the sum of the branches. Ranks meet once for all that add up their parts."""
+        divided = [b for b in self.branches if isinstance(b, DividedLayer) and b.divided]
+        if len(divided) == len(self.branches):
+            parts = [branch.part(normed, step) for branch in divided]
+            return divided[0].comm.all_reduce(reduce(self._plus, parts))
+        return reduce(self._plus, [branch(normed, step) for branch in self.branches])
+
+    def _plus(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.kernels.add_scaled(one, other, 1.0)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,11 @@ class RowLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply. x: [T, this rank's columns] -> [T, rows]"""
-        return self.comm.all_reduce(self.kernels.linear(x, self.weight, self.own_bias))
+        return self.comm.all_reduce(self.part(x))
+
+    def part(self, x: Tensor) -> Tensor:
+        """Multiply this rank's inputs alone: the sum of all ranks' is the product."""
+        return self.kernels.linear(x, self.weight, self.own_bias)
 
 
 class WholeLinear:

@@ -6,6 +6,7 @@ from copy import copy
 from torch import Tensor
 
 from baton.engine.layout.shards import SubBlock
+from baton.engine.models.layers.base import DividedLayer
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
@@ -23,10 +24,8 @@ def channels(width: int) -> SubBlock:
     return SubBlock("feed-forward channels", width // granule, granule, uneven=True)
 
 
-class GatedMlp:
+class GatedMlp(DividedLayer):
     """Gate and up projections are one matrix, gate rows first, whatever the checkpoint does."""
-
-    mixes = False
 
     def __init__(
         self,
@@ -44,6 +43,7 @@ class GatedMlp:
         blocks = {name: [channels(rows) for rows in gate_up[name]] for name in gate_up}
         self.gate_up: Linear = ColumnLinear(scope, blocks, hidden, bias)
         self.down = RowLinear(scope, down, hidden, channels(intermediate), bias)
+        self.comm = scope.comm
 
     def reused(self, gate_up: Linear) -> "GatedMlp":
         """Return these weights for another place in the model, with another projection of gate and
@@ -53,35 +53,36 @@ class GatedMlp:
         other.gate_up = gate_up
         return other
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.down(self.gated(self.gate_up(x)))
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`."""
+        return self.down.part(self.gated(self.gate_up(x)))
 
 
-class PartMlp:
+class PartMlp(DividedLayer):
     """mlp(x) * sigmoid(gate(x)): each token takes as much of it as its gate says."""
-
-    mixes = False
 
     def __init__(self, scope: Scope, hidden: int, gate: str, mlp: GatedMlp) -> None:
         """gate: the name of the projection to one channel."""
         self.kernels = scope.kernels
         self.gate = WholeLinear(scope, gate, 1, hidden)
         self.mlp = mlp
+        self.comm = scope.comm
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.kernels.sigmoid_gated(self.mlp(x, step), self.gate(x))
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`."""
+        return self.kernels.sigmoid_gated(self.mlp.part(x, step), self.gate(x))
 
 
-class Relu2Mlp:
+class Relu2Mlp(DividedLayer):
     """The feed-forward without a gate (So et al., 2021, arXiv:2109.08668)."""
-
-    mixes = False
 
     def __init__(self, scope: Scope, hidden: int, intermediate: int, bias: bool = False) -> None:
         self.kernels = scope.kernels
         inner = channels(intermediate)
         self.up = ColumnLinear(scope, {"up_proj": (inner,)}, hidden, bias)
         self.down = RowLinear(scope, "down_proj", hidden, inner, bias)
+        self.comm = scope.comm
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.down(self.kernels.relu2(self.up(x)))
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`."""
+        return self.down.part(self.kernels.relu2(self.up(x)))

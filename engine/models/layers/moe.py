@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.models.fields import Fields
+from baton.engine.models.layers.base import DividedLayer
 from baton.engine.models.layers.expert_share import ExpertShare
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
@@ -27,14 +28,12 @@ class ExpertNames:
 _COMMON_NAMES = ExpertNames()
 
 
-class SoftmaxTopKMoe:
+class SoftmaxTopKMoe(DividedLayer):
     """Experts are gated like GatedMlp, stacked: [experts, 2 * intermediate, hidden] gate first. In
     a quantised checkpoint each matrix may be a tensor of its own.
 
     Ranks divide the experts; see ExpertShare.
     """
-
-    mixes = False
 
     def __init__(
         self,
@@ -59,11 +58,11 @@ class SoftmaxTopKMoe:
             pair = _stacked(scope, self.share, hidden, gate_up, down)
         self.gate_up, self.down = pair
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`."""
         logits = self.kernels.linear(x, self.router, None)
         chosen = self.share.local(*self.kernels.route_softmax_topk(logits, self.top_k))
-        y = self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
-        return self.comm.all_reduce(y)
+        return self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,12 @@ class GroupedRouter:
         )
 
 
-class RoutedSwiglu:
+class RoutedSwiglu(DividedLayer):
     """Experts that are gated like GatedMlp. In the checkpoint each matrix is a tensor of its own,
     or all experts' are one: [experts, 2 * intermediate, hidden], gate first.
 
     Ranks divide the experts; see ExpertShare.
     """
-
-    mixes = False
 
     def __init__(
         self,
@@ -189,20 +186,18 @@ class RoutedSwiglu:
             pair = _separate(scope, share, hidden, names)
         self.gate_up, self.down = pair
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`."""
         chosen = self.share.local(*self.router(x))
-        y = self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
-        return self.comm.all_reduce(y)
+        return self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
 
 
-class RoutedRelu2:
+class RoutedRelu2(DividedLayer):
     """Experts without a gate, each a tensor of its own in the checkpoint.
 
     They may work on fewer channels than the model, between a projection down and one up again.
     Ranks divide the experts; see ExpertShare.
     """
-
-    mixes = False
 
     def __init__(
         self,
@@ -234,11 +229,20 @@ class RoutedRelu2:
             )
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    @property
+    def divided(self) -> bool:
+        """See `DividedLayer`: a projection has a bias, and takes the sum."""
+        return self.latent is None
+
+    def part(self, x: Tensor, step: Step) -> Tensor:
+        """See `DividedLayer`. x: [T, hidden] -> [T, channels that the experts work on]"""
         chosen = self.share.local(*self.router(x))
         if self.latent:
             x = self.latent[0](x)
-        y = self.comm.all_reduce(self.kernels.experts_relu2(x, *chosen, self.up, self.down))
+        return self.kernels.experts_relu2(x, *chosen, self.up, self.down)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        y = super().__call__(x, step)
         return self.latent[1](y) if self.latent else y
 
 

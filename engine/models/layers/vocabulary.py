@@ -55,5 +55,6 @@ class Head:
         """Compute logits. x: [L, hidden] -> [L, vocab] float32 on rank 0; on others, the part of
         their own tokens
         """
-        logits = self.kernels.linear(x, self.weight, None).float()
-        return self.comm.gather(self.kernels.scaled(logits, self.factor), self.widths)
+        parts = self.kernels.linear(x, self.weight, None)  # gathered before they are widened
+        logits = self.comm.gather(parts, self.widths).float()
+        return self.kernels.scaled(logits, self.factor)

@@ -5,17 +5,21 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from oracle.reference import LOGIT_BOUND, Oracle, near_ties
 from oracle.specs import SPECS
 from rank_models import say_together
+from step_driver import StepDriver
+from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly.loader import build_model, divided_model
-from baton.engine.collectives.comm import Shard
+from baton.engine.collectives.comm import Shard, SingleComm
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Checkpoint, DummyWeights, Shape
 from baton.engine.models.family_table import read_config
@@ -96,6 +100,37 @@ def test_ranks_say_what_transformers_says(
     near_ties(
         oracle.logits(folder, [*prompt, *answer])[len(prompt) - 1 : -1], likeliest, LOGIT_BOUND
     )
+
+
+class Counted(SingleComm):
+    """Takes the place of all ranks, and notes what they would exchange."""
+
+    def __init__(self) -> None:
+        self.sums = 0
+        self.gathered: list[torch.dtype] = []
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.sums += 1
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        self.gathered.append(x.dtype)
+        return F.pad(x, (0, sum(widths) - x.shape[1]))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next_moe", "kimi_moe", "deepseek3_grouped"])
+def test_ranks_add_up_once_a_branch_and_exchange_logits_as_they_are(
+    oracle: Oracle, name: str
+) -> None:
+    """Routed and shared experts of a layer are one sum. Logits are wider only once they are all
+    together."""
+    config = read_config(oracle.checkpoint(name), torch.bfloat16, torch.float32)
+    comm = Counted()
+    model = build_model(config, DummyWeights(), CPU, Shard(0, 2), comm)
+    driver = StepDriver(model)
+    logits = driver.prefill(driver.start([5, 6, 7]))
+    assert comm.sums == 1 + 2 * len(config.layers)  # the embedding, then mixer and feed-forward
+    assert comm.gathered == [torch.bfloat16] and logits.dtype is torch.float32
 
 
 def test_so_do_ranks_that_are_processes(
