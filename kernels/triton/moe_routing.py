@@ -15,6 +15,11 @@ from baton.kernels.triton.shapes import block, packed
 
 _TOKENS = 4  # of one program that routes
 _PAIRS = 1024  # that one program looks at together
+_FEW_PAIRS = 2048  # up to which it is fastest that each expert looks at all of them
+_CUT = 128  # of more, the pairs of one program, which compares them with one another
+_COLUMNS, _CUTS = 16, 64  # experts and cuts whose counts a program adds up together
+
+_MOST_ROWS = tl.constexpr(256)  # of a block, in pairs
 
 # What a choice is made by, and weighted by.
 _CHOSEN_SOFTMAX = tl.constexpr(0)  # logits; a softmax over the chosen ones
@@ -192,20 +197,110 @@ class ExpertAssignment:
 def assign(experts: Tensor, count: int, rows: int) -> ExpertAssignment:
     """Order the pairs of a batch by expert.
 
-    experts: [T, K] int64, below `count`. rows: pairs of one block, a power of two.
+    experts: [T, K] int64; one that is not below `count` is nobody's. rows: pairs of one block, a
+    power of two, 256 at most
     """
+    assert rows <= _MOST_ROWS.value
     total = experts.numel()
     blocks = triton.cdiv(total, rows) + min(count, total)
     device = experts.device
-    counts = torch.empty(count, dtype=torch.int32, device=device)
     pairs = torch.empty(blocks * rows, dtype=torch.int32, device=device)
     owners = torch.empty(blocks, dtype=torch.int32, device=device)
-    _count[(count,)](experts, counts, total, BLOCK=_PAIRS, num_warps=4)
-    _place[(count,)](
-        experts, counts, pairs, owners, total, count, blocks,
-        ROWS=rows, BLOCK=_PAIRS, EXPERTS=block(count), num_warps=4,
-    )  # fmt: skip
+    if total > _FEW_PAIRS:
+        _order_by_cuts(experts, count, rows, pairs, owners)
+    else:
+        counts = torch.empty(count, dtype=torch.int32, device=device)
+        _count[(count,)](experts, counts, total, BLOCK=_PAIRS, num_warps=4)
+        _place[(count,)](
+            experts, counts, pairs, owners, total, count, blocks, rows,
+            BLOCK=_PAIRS, EXPERTS=block(count), num_warps=4,
+        )  # fmt: skip
     return ExpertAssignment(rows, pairs, owners)
+
+
+def _order_by_cuts(experts: Tensor, count: int, rows: int, pairs: Tensor, owners: Tensor) -> None:
+    """Order many pairs: each program counts a cut of them, and later places it behind the cuts
+    before. Each pair is read twice, however many experts there are."""
+    total, wide = experts.numel(), max(_COLUMNS, block(count))
+    cuts = triton.cdiv(total, _CUT)
+    counts = torch.empty((cuts, wide), dtype=torch.int32, device=experts.device)
+    sums = torch.empty(wide, dtype=torch.int32, device=experts.device)
+    _count_cut[(cuts,)](experts, counts, total, count, BLOCK=_CUT, EXPERTS=wide, num_warps=4)
+    _add_up[(wide // _COLUMNS,)](
+        counts, sums, cuts, EXPERTS=wide, COLUMNS=_COLUMNS, CUTS=_CUTS, num_warps=4
+    )
+    _place_cut[(cuts + count,)](
+        experts, counts, sums, pairs, owners, total, count, owners.shape[0], rows, cuts,
+        BLOCK=_CUT, EXPERTS=wide, num_warps=4,
+    )  # fmt: skip
+
+
+@kernel
+def _count_cut(experts, counts, total, count, BLOCK: tl.constexpr, EXPERTS: tl.constexpr):
+    """Count one cut's pairs of each expert."""
+    cut = tl.program_id(0)
+    pair = cut * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(experts + pair, mask=pair < total, other=EXPERTS)
+    real = (expert >= 0) & (expert < count)
+    found = tl.histogram(tl.where(real, expert, 0).to(tl.int32), EXPERTS, mask=real)
+    tl.store(counts + cut.to(tl.int64) * EXPERTS + tl.arange(0, EXPERTS), found)
+
+
+@kernel
+def _add_up(counts, sums, parts, EXPERTS: tl.constexpr, COLUMNS: tl.constexpr, CUTS: tl.constexpr):
+    """Replace some experts' counts of each cut by the sums of those before it. parts: cuts"""
+    expert = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    before = tl.zeros((COLUMNS,), tl.int32)
+    for first in range(0, parts, CUTS):
+        cut = first + tl.arange(0, CUTS)
+        at = counts + cut.to(tl.int64)[:, None] * EXPERTS + expert[None, :]
+        inside = (cut < parts)[:, None]
+        own = tl.load(at, mask=inside, other=0)
+        tl.store(at, before[None, :] + tl.cumsum(own, axis=0) - own, mask=inside)
+        before += tl.sum(own, axis=0)
+    tl.store(sums + expert, before)
+
+
+@kernel
+def _place_cut(
+    experts,
+    counts,
+    sums,
+    pairs,
+    owners,
+    total,
+    count,
+    blocks,
+    number,
+    parts,
+    BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """Place one cut's pairs, in order. number: pairs of one block. parts: cuts; behind their
+    programs come the experts', which fill the rest of their last blocks."""
+    which = tl.program_id(0)
+    e = tl.arange(0, EXPERTS)
+    held = tl.load(sums + e)
+    needed = (held + number - 1) // number
+    ends = tl.cumsum(needed, axis=0)
+    if which < parts:
+        i = tl.arange(0, BLOCK)
+        pair = which * BLOCK + i
+        expert = tl.load(experts + pair, mask=pair < total, other=EXPERTS)
+        real = (expert >= 0) & (expert < count)
+        own = tl.where(real, expert, 0).to(tl.int32)
+        other = tl.load(experts + which * BLOCK + i, mask=pair < total, other=EXPERTS)
+        same = (other[None, :] == expert[:, None]) & (i[None, :] < i[:, None])
+        rank = tl.sum(same.to(tl.int32), axis=1)
+        before = tl.load(counts + which.to(tl.int64) * EXPERTS + own, mask=real, other=0)
+        first = tl.gather(ends - needed, own, 0) * number
+        tl.store(pairs + first + before + rank, pair, mask=real)
+    else:
+        mine = which - parts
+        end = tl.sum(tl.where(e == mine, ends, 0), axis=0)
+        begin = end - tl.sum(tl.where(e == mine, needed, 0), axis=0)
+        placed = tl.sum(tl.where(e == mine, held, 0), axis=0)
+        _fill(pairs, owners, total, count, blocks, mine, begin, end, placed, number)
 
 
 @kernel
@@ -229,30 +324,38 @@ def _place(
     total,
     count,
     blocks,
-    ROWS: tl.constexpr,
+    number,
     BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """Place one expert's pairs in order, and fill the rest of its last block. The last expert also
-    marks the blocks that nobody has."""
+    """Place one expert's pairs in order, and fill the rest of its last block. number: of pairs of
+    one block."""
     mine = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
-    needed = (tl.load(counts + e, mask=e < count, other=0) + ROWS - 1) // ROWS
+    needed = (tl.load(counts + e, mask=e < count, other=0) + number - 1) // number
     begin = tl.sum(tl.where(e < mine, needed, 0), axis=0)
     end = begin + tl.sum(tl.where(e == mine, needed, 0), axis=0)
-    row = tl.arange(0, ROWS)
     placed = tl.zeros((), tl.int32)
     for first in range(0, total, BLOCK):
         pair = first + tl.arange(0, BLOCK)
         expert = tl.load(experts + pair, mask=pair < total, other=-1)
         is_mine = (expert == mine).to(tl.int32)
         rank = placed + tl.cumsum(is_mine, axis=0) - 1
-        tl.store(pairs + begin * ROWS + rank, pair, mask=is_mine > 0)
+        tl.store(pairs + begin * number + rank, pair, mask=is_mine > 0)
         placed += tl.sum(is_mine, axis=0)
+    _fill(pairs, owners, total, count, blocks, mine, begin, end, placed, number)
+
+
+@triton.jit
+def _fill(pairs, owners, total, count, blocks, mine, begin, end, placed, number):
+    """Mark one expert's blocks, `begin` to `end`, and fill the rest of the last, behind `placed`
+    pairs. The last expert also marks the blocks that nobody has."""
+    row = tl.arange(0, _MOST_ROWS)
     for one in range(begin, end):
         tl.store(owners + one, mine)
-        place = (one - begin) * ROWS + row
-        tl.store(pairs + begin * ROWS + place, total + row * 0, mask=place >= placed)
+        place = (one - begin) * number + row
+        unused = (place >= placed) & (row < number)
+        tl.store(pairs + begin * number + place, total + row * 0, mask=unused)
     if mine == count - 1:
         for one in range(end, blocks):
             tl.store(owners + one, -1)

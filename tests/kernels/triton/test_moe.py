@@ -12,6 +12,7 @@ from baton.kernels.moe import (
     route_softmax_grouped_ref,
     route_softmax_topk_ref,
 )
+from baton.kernels.triton import moe_routing
 from baton.kernels.triton.moe import experts_relu2, experts_swiglu
 from baton.kernels.triton.moe_routing import (
     assign,
@@ -64,16 +65,28 @@ def test_a_softmaxs_groups_are_chosen_by_their_likeliest_expert_alone():
     assert experts.tolist() == [[0, 4]]
 
 
-def test_every_pair_has_one_place_in_a_block_of_its_expert():
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize(("tokens", "count"), [(50, 7), (150, 7), (130, 40)])
+def test_every_pair_has_one_place_in_a_block_of_its_expert(
+    tokens: int, count: int, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the experts have nothing. Those that are no expert's have no place."""
+    monkeypatch.setattr(moe_routing, "_FEW_PAIRS", 1 << 20 if few else 0)
     seeded(3)
-    experts = torch.randint(0, 6, (50, 2)) // 2 * 2  # three experts have nothing
-    made = assign(here(experts), 7, 16)
+    total = 2 * tokens
+    experts = torch.randint(0, count - 1, (tokens, 2)) // 2 * 2
+    experts[5, 1] = count + 3
+    made = assign(here(experts), count, 16)
     owners, pairs = made.experts.cpu(), made.pairs.cpu().view(-1, 16)
     owned = pairs[owners >= 0]
-    assert sorted(owned[owned < 100].tolist()) == list(range(100))
-    assert (owned <= 100).all() and (owned >= 0).all()
+    placed = owned[owned < total].tolist()
+    assert sorted(placed) == [pair for pair in range(total) if pair != 11]
+    assert (owned <= total).all() and (owned >= 0).all()
     for owner, block in zip(owners.tolist(), pairs, strict=True):
-        real = block[block < 100] if owner >= 0 else block[:0]
+        real = block[block < total] if owner >= 0 else block[:0]
         assert (experts.flatten()[real] == owner).all()
         assert owner < 0 or len(real)
+    by_expert = experts.flatten()[placed]
+    assert placed == sorted(placed, key=lambda pair: (int(experts.flatten()[pair]), pair))
+    assert by_expert.tolist() == sorted(by_expert.tolist())
     assert (owners < 0).nonzero()[:, 0].tolist() == list(range((owners >= 0).sum(), len(owners)))
