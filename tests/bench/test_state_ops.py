@@ -79,7 +79,11 @@ def test_every_key_is_there_with_its_spread_and_its_peer(trace: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("sizes")
-def test_a_peer_that_is_not_named_is_skipped_with_the_reason(trace: Path) -> None:
+def test_a_peer_that_is_not_named_is_skipped_with_the_reason(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_ops_module, "RUNNING", (1,))
+    monkeypatch.setattr(state_ops_module, "WIDE", 1)
     peers = printed("--trace", str(trace))["peers"]
     assert "--sglang-allocator" in str(peers["sglang"]["skipped"])
 
