@@ -73,7 +73,7 @@ class Fleet:
                 self._memory_budget.add(
                     member.worker_id, check_fits(member.worker_id, options.engine)
                 )
-            check_together(self.budgets)
+            check_together(self.budgets, config.engine.host_tier_bytes)
 
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""
@@ -262,5 +262,5 @@ class Fleet:
             left = self._memory_budget.left(self.pids) // config.engine.tp
             config = replace(config, engine=replace(config.engine, memory_bytes=left))
         self._memory_budget.add(worker_id, check_fits(worker_id, config.engine))
-        check_together(self.budgets)
+        check_together(self.budgets, config.engine.host_tier_bytes)
         return config

@@ -106,14 +106,14 @@ def check_fits(worker: str, config: EngineConfig) -> int:
         raise StartError(f"{worker}: {err}") from err
 
 
-def check_together(budgets: Mapping[str, int]) -> None:
+def check_together(budgets: Mapping[str, int], beside: int = 0) -> None:
     """Raise StartError for workers that may take more than this machine has, together.
 
-    budgets: the bytes of each, by worker_id.
+    budgets: the bytes of each, by worker_id. beside: the bytes that each takes of it beside those.
     """
     many = f"{len(budgets)} workers together" if len(budgets) > 1 else next(iter(budgets), "")
     try:
-        check_budget(sum(budgets.values()), many)
+        check_budget(sum(budgets.values()) + len(budgets) * beside, many)
     except ConfigError as err:
         raise StartError(str(err)) from err
 

@@ -35,6 +35,7 @@ from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.settings.quantisation import UNQUANTISED
 from baton.engine.sizing.available import available_memory, card_memory, check_budget
 from baton.engine.sizing.engine_options import check_ranks
+from baton.engine.sizing.host_sizes import HostSizes
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.sizing.plan_help import crowded
 from baton.engine.sizing.readable import readable
@@ -140,7 +141,9 @@ def plan_of(config: EngineConfig, model: Model) -> MemoryPlan:
     """Plan the memory beside a loaded model. Raises ConfigError."""
     free = available_to_ranks(config) if config.memory_bytes is None else 0
     weights = model.weight_bytes
-    return MemoryPlan(config, model.config, weights, free + weights, total_of_ranks(config))
+    plan = MemoryPlan(config, model.config, weights, free + weights, total_of_ranks(config))
+    HostSizes(plan).check(loaded=weights)
+    return plan
 
 
 def available_to_ranks(config: EngineConfig) -> int:
@@ -163,6 +166,7 @@ def with_memory(config: EngineConfig) -> EngineConfig:
     """
     if device_of(config.device).type != "cpu":
         plan = planned_memory(config)
+        HostSizes(plan).check()
         if config.memory_bytes is None and plan.total_bytes is not None:
             by_others = crowded(config, plan.total_bytes, plan.total_bytes - plan.available_bytes)
             if by_others:
@@ -180,6 +184,8 @@ def with_memory(config: EngineConfig) -> EngineConfig:
         return replace(config, max_running=plan.max_running, memory_bytes=budget)
     if config.memory_bytes is not None:
         check_budget(config.tp * config.memory_bytes, "the engine")
+    if config.host_tier_bytes:
+        HostSizes(planned_memory(config)).check()
     return config
 
 

@@ -71,7 +71,8 @@ class Promotion:
     """A prefix in another memory that could spare a request that waits its computing.
 
     below, depth: tokens that it could resume from without it, and with it. over: the request need
-    not wait for it any more. crowded: there was no room for it, so look again before an admission.
+    not wait for it any more. crowded: there was no room for it or for the request, so look again
+    before an admission.
     """
 
     below: int

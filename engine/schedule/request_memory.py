@@ -149,6 +149,10 @@ class RequestMemory:
     def release(self, request: Request) -> None:
         """Give back all that `request` owns, fenced by the newest forward that may touch it."""
         pools = self.pools
+        if request.slot:
+            request.promotion = None
+        elif request.promotion is not None:  # it was not admitted after all
+            request.promotion.crowded = True
         self.snapshot_read(request)
         if request.node is not None:
             pools.cache.unlock_pages(request.node)
@@ -163,7 +167,7 @@ class RequestMemory:
         request.slot = request.state_slot = 0
         request.pages = []
         request.computed = request.settled = request.drafts_in_flight = 0
-        request.branch = request.promotion = None
+        request.branch = None
 
 
 def _added(counts: Depths, sources: tuple[DraftSource, ...]) -> Depths:

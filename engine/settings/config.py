@@ -138,6 +138,11 @@ class EngineConfig(EngineOptions):
         return default if self.memory_fraction is None else self.memory_fraction
 
     @property
+    def host_tier_bytes(self) -> int:
+        """Bytes of the host's memory for copies of cached prefixes; 0: none are kept."""
+        return self.host_cache_bytes + self.host_cache_state_bytes
+
+    @property
     def window(self) -> int:
         """Tokens that a step computes of a request that decodes, at most, with padding."""
         return next((size for size in WINDOWS if size >= self.draft_tokens), self.draft_tokens)

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
+from baton.core.errors import ConfigError
+from baton.engine.sizing.available import available_memory
 from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.readable import readable
 
 _COPIES = 4
 """Slots without bytes, of a model without recurrent layers: one a copy under way is plenty."""
@@ -19,8 +24,7 @@ class HostSizes:
     plan: MemoryPlan
 
     def __bool__(self) -> bool:
-        config = self.plan.config
-        return bool(config.host_cache_bytes or config.host_cache_state_bytes)
+        return bool(self.plan.config.host_tier_bytes)
 
     @property
     def slots(self) -> int:
@@ -38,3 +42,30 @@ class HostSizes:
     def nbytes(self) -> int:
         slots, pages = self.plan.slot_layout.slot_bytes, self.plan.page_layout.page_bytes
         return self.slots * slots + self.pages * pages
+
+    def check(self, loaded: int = 0) -> None:
+        """Raise ConfigError where a kind has no room for one block, or where the tier and what the
+        engine is to take of the same memory exceed what is free of it.
+
+        loaded: bytes of the plan's weights that are in memory already.
+        """
+        if not self:
+            return
+        plan = self.plan
+        for name, blocks, each in (
+            ("host_cache_state_gb", self.slots, plan.slot_layout.slot_bytes),
+            ("host_cache_gb", self.pages, plan.page_layout.page_bytes),
+        ):
+            if blocks < 2:
+                raise ConfigError(
+                    f"{name} has no room for one block of {readable(each)}: give it more memory"
+                )
+        free = available_memory(torch.device("cpu"))
+        beside = 0 if plan.config.on_gpu else max(0, plan.budget_bytes - loaded)
+        if self.nbytes + beside > free:
+            budget = f" beside the {readable(beside)} of the budget" if beside else ""
+            lower = " or memory_gb" if beside else ""
+            raise ConfigError(
+                f"the host's tier would take {readable(self.nbytes)} of memory{budget}, and "
+                f"{readable(free)} are free: lower host_cache_gb and host_cache_state_gb{lower}"
+            )

@@ -132,8 +132,8 @@ class MemoryPlan:
         if config.on_gpu:
             total = self.available_bytes if self.total_bytes is None else self.total_bytes
             return max(0, min(int(total * config.fraction), self.available_bytes - _GPU_SPARE))
-        share = config.workers_on_host * config.tp
-        return int(self.available_bytes * config.fraction) // share
+        left = self.available_bytes - config.workers_on_host * config.host_tier_bytes
+        return int(max(0, left) * config.fraction) // (config.workers_on_host * config.tp)
 
     @property
     def overhead_bytes(self) -> int:

@@ -56,6 +56,8 @@ def what_helps(
         yield f"a GPU that is free: {by_others}"
     else:
         yield f"a larger --memory-fraction (now {config.fraction:g})"
+    if config.host_tier_bytes and config.memory_bytes is None and not config.on_gpu:
+        yield "a smaller --host-cache-gb and --host-cache-state-gb, which are the same memory's"
     yield f"a smaller --chunked-prefill-size (now {chunk})"
     if not largest:
         yield f"a smaller --max-model-len (now {length})"

@@ -1,8 +1,9 @@
 """Copies of slots and pages between a device's pools and the host's, beside the engine's thread."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter
 from typing import NamedTuple
 
@@ -14,8 +15,12 @@ from baton.core.thread_name import show_name
 from baton.engine.layout.device import use_device
 from baton.engine.memory.host_bytes import HostBytes
 
+log = logging.getLogger(__name__)
+
 PIECE_BYTES = 4 << 20
 """Bytes between two looks at whether to stop: a millisecond's work, or little more."""
+_CLOSE_S = 10.0
+"""The time that copies which were told to stop have to end."""
 
 
 class Blocks(NamedTuple):
@@ -53,11 +58,13 @@ class BlockCopier:
     def __init__(self, name: str, kinds: Sequence[Blocks], device: torch.device) -> None:
         """name: of the thread. kinds: slots, and pages. device: that of the pool which is not the
         host's."""
+        self._name = name
         self._kinds = kinds
         self._movers = [_mover(blocks) for blocks in kinds]
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._worker = ThreadPoolExecutor(1, name, initializer=self._begin, initargs=(name,))
+        self._newest: Copy | None = None
 
     def start(
         self,
@@ -74,11 +81,14 @@ class BlockCopier:
         except RuntimeError as error:  # the thread could not begin, as without memory for a stream
             copy.done.set_exception(error)
         copy.done.add_done_callback(lambda _: after())
+        self._newest = copy
         return copy
 
     def close(self) -> None:
-        """Finish what was begun, take nothing more."""
-        self._worker.shutdown(wait=True)
+        """Take nothing more, and wait a while for the end of what was begun."""
+        self._worker.shutdown(wait=False)
+        if self._newest is not None and wait([self._newest.done], _CLOSE_S).not_done:
+            log.warning("copies on the thread %s have not ended in %g s", self._name, _CLOSE_S)
 
     def _begin(self, name: str) -> None:
         show_name(name)

@@ -5,15 +5,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from baton.core.errors import ConfigError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables, TableSizes
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.settings.counters import Counters
-from baton.engine.sizing.available import available_memory
 from baton.engine.sizing.host_sizes import HostSizes
-from baton.engine.sizing.readable import readable
 from baton.kernels import huge_pages
 
 _CPU = torch.device("cpu")
@@ -28,22 +25,8 @@ class HostPools(NamedTuple):
 
 
 def host_pools(sizes: HostSizes) -> HostPools:
-    """Allocate them, pinned beside a GPU. Raises ConfigError where they do not fit."""
+    """Allocate them, pinned beside a GPU. The sizes have been checked."""
     slots, pages = sizes.plan.slot_layout, sizes.plan.page_layout
-    for name, blocks, each in (
-        ("host_cache_state_gb", sizes.slots, slots.slot_bytes),
-        ("host_cache_gb", sizes.pages, pages.page_bytes),
-    ):
-        if blocks < 2:
-            raise ConfigError(
-                f"{name} has no room for one block of {readable(each)}: give it more memory"
-            )
-    free = available_memory(_CPU)
-    if sizes.nbytes > free:
-        raise ConfigError(
-            f"the host's tier would take {readable(sizes.nbytes)} of memory, and {readable(free)} "
-            "are free: lower host_cache_gb and host_cache_state_gb"
-        )
     pinned = sizes.plan.config.on_gpu
     states = StatePool(slots, sizes.slots, _CPU, _zeros(sizes.slots, slots.slot_bytes, pinned))
     kv = PagePool(pages, sizes.pages, _CPU, _zeros(sizes.pages, pages.page_bytes, pinned))

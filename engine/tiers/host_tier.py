@@ -158,17 +158,26 @@ class HostTier:
         if self._device.pools.launched < self._paused_until and self._scheduler.admitted:
             return
         while self._queue and self._saved is None:
-            node, _ = self._queue.popitem()
+            node, last = self._queue.popitem()
             if not node.attached or (stateful and node.snapshot is None):
                 continue
             salt, key = self._device.pools.cache.tree.path_key(node)
-            if self.host.pools.cache.match(key, node.depth, salt).depth < node.depth:
-                self._save(node, key, salt)
+            if self.host.pools.cache.match(key, node.depth, salt).depth >= node.depth:
+                continue
+            self._save(node, key, salt)
+            if self._saved is None and self._loads and self._fits(node.depth):
+                self._queue[node] = last  # what is lent here comes back when a load ends
+                return
+
+    def _fits(self, tokens: int) -> bool:
+        """Return true if a prefix of so many tokens has room here once nothing else is here."""
+        return self.host.pools.pages_for(tokens) <= self.host.pools.total_pages
 
     def _save(self, node: Node, key: bytes, salt: bytes) -> None:
+        """Begin to copy `node`, if there is room for it beside what is lent here."""
         name = self._name()
         reservation = self.host.reservations.reserve(name, node.depth, 0, key, salt)
-        if reservation is None:  # longer than all that can be evicted here
+        if reservation is None:
             return
         loan = self._device.lend_node(node)
         copy = self._started(self._saving, loan, reservation)
@@ -231,7 +240,9 @@ class HostTier:
         key, salt = request.key(0, request.target), request.spec.cache_salt
         there = self.host.pools.cache.match(key, limit, salt)
         here = self._device.pools.cache.match(key, limit, salt) if there.depth else there
-        promotion = Promotion(here.depth, there.depth)
+        before = request.promotion  # what has come for it since then is the host's all the same
+        below = here.depth if before is None else min(before.below, here.depth)
+        promotion = Promotion(below, there.depth)
         if there.depth <= here.depth or not self._sooner(here.depth, there.depth, here.kv_depth):
             promotion.over = True
             return promotion

@@ -19,14 +19,22 @@ from engine.engines import (
     tokens_of,
 )
 from engine.hash_model import HashModel, expected_tokens, hash_config
-from engine.host_tiers import forget_device, saved, tier_of, without_tier
+from engine.host_tiers import (
+    MIB,
+    ask,
+    copies_wait,
+    forget_device,
+    saved,
+    tier_of,
+    tiered,
+    without_tier,
+)
 from engine.test_races import jittered
 from kit.polling import wait_until
 
 from baton.core.cache_salt import SALT_BYTES
 from baton.core.errors import ConfigError
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.engine import Engine
 from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.layout.layout import Component
 from baton.engine.layout.owners import Owner
@@ -39,7 +47,6 @@ from baton.engine.stream.forward_stream import ThreadStream
 from baton.engine.tiers.block_copier import BlockCopier, Copy
 
 GRID = 16
-MIB = 1 << 20
 DEADLINE = 60.0
 ONE, TWO = b"1" * SALT_BYTES, b"2" * SALT_BYTES
 Pairs = Sequence[tuple[int, int]]
@@ -49,31 +56,6 @@ Pairs = Sequence[tuple[int, int]]
 def copying_is_always_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computing takes these models no time, so what is sooner would be left to chance."""
     monkeypatch.setattr(FetchCost, "sooner", lambda *_: True)
-
-
-def tiered(model: HashModel | None = None, **options: object) -> Engine:
-    sizes = {"host_cache_bytes": MIB, "host_cache_state_bytes": MIB, "canary": True}
-    return make_engine(model, **(sizes | options))  # type: ignore[arg-type]
-
-
-def ask(engine: Engine, prompt: tuple[int, ...], count: int = 9) -> int:
-    """Let the engine answer, and return how many tokens of the prompt were cached."""
-    (output,) = engine.generate([prompt], greedy(count))
-    assert list(output.token_ids) == expected_tokens(HashModel(), prompt, count)
-    assert_clean(engine)
-    return output.finished.usage.cached_tokens
-
-
-def copies_wait(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Let every copy wait until the event is set."""
-    gate, put = threading.Event(), HostBytes.put
-
-    def waits(self: HostBytes, start: int, payload: memoryview) -> None:
-        assert gate.wait(DEADLINE)
-        put(self, start, payload)
-
-    monkeypatch.setattr(HostBytes, "put", waits)
-    return gate
 
 
 @pytest.mark.parametrize("overlap", [False, True])
