@@ -12,7 +12,7 @@ from baton.api.backend import Backend, GenerateRequest
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.finish import End, Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.supervised import child
 from baton.text.reasoning_meter import ReasoningMeter
@@ -69,7 +69,7 @@ async def stream_answer(
                     if _out_of_time(event) and (held := answer.finish()):
                         yield AnswerDelta(index, held, given)
                     _raise_if_failed(event)
-                    tail = answer.finish(event.cut_chars)
+                    tail = answer.finish(event.end.cut_chars)
                     if meter is not None:
                         event = replace(event, reasoning_tokens=meter.tokens)
                     yield AnswerDelta(index, tail, given, logprobs=unsure, finished=event)
@@ -113,9 +113,9 @@ def _out_of_time(finished: Finished) -> bool:
 
 
 def _raise_if_failed(finished: Finished) -> None:
-    if finished.reason is FinishReason.ABORT:
+    if finished.end.reason is FinishReason.ABORT:
         raise finished.error or ApiError(ErrorCode.CANCELLED, "the request was aborted")
-    if finished.reason is FinishReason.ERROR:
+    if finished.end.reason is FinishReason.ERROR:
         raise finished.error or ApiError(ErrorCode.INTERNAL, "the request failed; no reason given")
 
 
@@ -193,7 +193,7 @@ class WholeAnswer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finished: Finished = field(default_factory=lambda: Finished(FinishReason.ABORT))
+    finished: Finished = field(default_factory=lambda: Finished(End(FinishReason.ABORT)))
 
     def add(self, delta: AnswerDelta) -> None:
         self.text += delta.text

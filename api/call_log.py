@@ -74,7 +74,7 @@ class CallRecord:
                 self.ttft_us = min(self.ttft_us or timings.ttft_us, timings.ttft_us)
 
     def finished(self, event: Finished) -> None:
-        reason = event.reason.value if event.error is None else event.error.code.name.lower()
+        reason = event.end.reason.value if event.error is None else event.error.code.name.lower()
         self.ended(reason, event.usage, event.timings)
 
     @property

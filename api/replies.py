@@ -90,9 +90,10 @@ def ending(finished: Finished | None, reason: str | None = None) -> dict[str, An
     """
     if finished is None:
         return {"finish_reason": None, "matched_stop": None}
+    end = finished.end
     return {
-        "finish_reason": reason or finished.reason.value,
-        "matched_stop": finished.stop_string or finished.stop_token_id,
+        "finish_reason": reason or end.reason.value,
+        "matched_stop": end.stop_string or end.stop_token_id,
     }
 
 

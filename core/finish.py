@@ -46,13 +46,20 @@ class Timings:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The end of an answer."""
+class End:
+    """The reason why an answer's tokens ended, and what is cut from their text."""
 
     reason: FinishReason
     stop_token_id: int | None = None  # the token that ended it
     stop_string: str = ""  # the string that ended it
     cut_chars: int = 0  # characters to cut from the end of the text of all output ids
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of an answer, for its client."""
+
+    end: End
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     error: ApiError | None = None  # with ERROR and ABORT

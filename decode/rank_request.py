@@ -256,7 +256,7 @@ class RankRequest:
         return state is HandoffState.QUEUED or (computed and waits_for_memory)
 
     def _finished(self, event: RequestFinished) -> None:
-        if self._returning and event.reason is FinishReason.ABORT:
+        if self._returning and event.end.reason is FinishReason.ABORT:
             self._give_back()
             return
         finished = finished_to_proto(finished_of(event, self._origin))

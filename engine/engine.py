@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 
 from baton.core.errors import RequestError
-from baton.core.finish import FinishReason
+from baton.core.finish import End, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.core.turns import turn_of
 from baton.engine.assembly.followers import Followers
@@ -28,7 +28,6 @@ from baton.engine.request.events import Event
 from baton.engine.request.output import Output, OutputCollector, PromptIds
 from baton.engine.request.request import Parked, Request, RequestSpec, RequestState, Reservation
 from baton.engine.request.request_table import RequestTable
-from baton.engine.request.stop_checker import Stop
 from baton.engine.schedule.admission_check import AdmissionCheck
 from baton.engine.schedule.canary import canary_for
 from baton.engine.schedule.donations import Donations
@@ -194,7 +193,7 @@ class Engine:
         if request_id in self._requests:
             self._outbox.append(
                 self._results.finish(
-                    self._requests.named(request_id), Stop(FinishReason.ABORT), reason
+                    self._requests.named(request_id), End(FinishReason.ABORT), reason
                 )
             )
 
@@ -240,7 +239,7 @@ class Engine:
             request = self._requests.at(row.serial)
             if request is not None:
                 reason = f"the step failed: {type(error).__name__}: {error}"
-                self._outbox.append(self._results.finish(request, Stop(FinishReason.ERROR), reason))
+                self._outbox.append(self._results.finish(request, End(FinishReason.ERROR), reason))
         self._pools.complete(batch.sequence)
         return self._report()
 
@@ -266,7 +265,7 @@ class Engine:
         request = self._requests.named(request_id)
         if request.state is not RequestState.HELD:
             raise RequestError(f"request {request_id} is {request.state}, not held")
-        self._results.finish(request, Stop(FinishReason.STOP))
+        self._results.finish(request, End(FinishReason.STOP))
 
     def reserve(
         self, request_id: str, tokens: int, key: bytes = b"", priority: int = 0, salt: bytes = b""

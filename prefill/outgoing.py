@@ -192,7 +192,7 @@ class OutgoingHandoff:
             fetch = self._engine.fetch
             first = self._first_token.message(at_s, finished=finished, fetch=fetch)
             self._messages.first_token(first)
-            self._end(HandoffState.COMPLETE, "ended at its first token", event.reason.value)
+            self._end(HandoffState.COMPLETE, "ended at its first token", event.end.reason.value)
 
     async def _write(self, claim: Claim, destination: handoff_pb2.Destination) -> None:
         target = StateRef(destination.slot, tuple(destination.pages), kv_from=destination.kv_from)

@@ -334,7 +334,7 @@ class RouterBackend:
 
     def _finish(self, live: LiveRequest, event: Finished) -> Finished:
         timings = live.times.split(event.timings, live.attempt, self._clock())
-        live.outcome = event.error.code.name.lower() if event.error else event.reason.value
+        live.outcome = event.error.code.name.lower() if event.error else event.end.reason.value
         usage = event.usage
         if event.error is None:
             self._metrics.finished(usage, timings, live.request.owner)

@@ -49,7 +49,7 @@ class RequestTrace:
         self.left(self._waits_since_s)
         self._answer.end(
             "" if event.error is None else event.error.message,
-            reason=event.reason.value,
+            reason=event.end.reason.value,
             prompt_tokens=event.usage.prompt_tokens,
             cached_tokens=event.usage.cached_tokens,
             output_tokens=event.usage.completion_tokens,

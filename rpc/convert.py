@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from baton.core.drafts import DraftCount, DraftUsage
 from baton.core.errors import RequestError
-from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
@@ -136,10 +136,7 @@ def timings_from_proto(message: common_pb2.Timings) -> Timings:
 
 def finished_to_proto(finished: Finished) -> common_pb2.Finished:
     return common_pb2.Finished(
-        reason=reason_to_proto(finished.reason),
-        stop_token_id=finished.stop_token_id,
-        stop_string=finished.stop_string,
-        cut_chars=finished.cut_chars,
+        **vars(finished.end) | {"reason": reason_to_proto(finished.end.reason)},
         usage=usage_to_proto(finished.usage),
         timings=timings_to_proto(finished.timings),
         error=error_to_proto(finished.error) if finished.error else None,
@@ -149,10 +146,12 @@ def finished_to_proto(finished: Finished) -> common_pb2.Finished:
 
 def finished_from_proto(message: common_pb2.Finished) -> Finished:
     return Finished(
-        reason=reason_from_proto(message.reason),
-        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
-        stop_string=message.stop_string,
-        cut_chars=message.cut_chars,
+        End(
+            reason_from_proto(message.reason),
+            message.stop_token_id if message.HasField("stop_token_id") else None,
+            message.stop_string,
+            message.cut_chars,
+        ),
         usage=usage_from_proto(message.usage),
         timings=timings_from_proto(message.timings),
         error=error_from_proto(message.error) if message.HasField("error") else None,

@@ -6,7 +6,7 @@ from baton.api.admission.admission_queue import QueuePlace
 from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.engine.request import events as engine_events
 from baton.worker.convert import finished_of
 
@@ -58,7 +58,7 @@ class StandaloneAnswer:
         if not self.over:
             self.over = True
             usage = Usage(len(self.request.prompt_ids), self._given)
-            self._events.end(Finished(FinishReason.ERROR, usage=usage, error=error))
+            self._events.end(Finished(End(FinishReason.ERROR), usage=usage, error=error))
 
     def feed(self, event: engine_events.Event, at_s: float) -> None:
         """Add an engine event.

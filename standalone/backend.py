@@ -124,7 +124,7 @@ class StandaloneBackend:
                         place.first_token()
                         given += len(event.token_ids)
                     yield event
-            outcome = event.reason.value if event.error is None else _outcome(event.error.code)
+            outcome = event.end.reason.value if event.error is None else _outcome(event.error.code)
             drawn = self._context.config.engine.speculative_synthetic_acceptance
             yield replace(event, synthetic_acceptance=drawn or 0.0)
         except ApiError as error:
@@ -330,7 +330,7 @@ def _count_tokens(metrics: WorkerMetrics, event: RequestFinished) -> None:
     computed its whole prompt.
     """
     usage = event.usage
-    if usage.completion_tokens or event.reason not in (FinishReason.ABORT, FinishReason.ERROR):
+    if usage.completion_tokens or event.end.reason not in (FinishReason.ABORT, FinishReason.ERROR):
         metrics.count_tokens("prompt", usage.prompt_tokens - usage.cached_tokens)
     metrics.count_tokens("output", usage.completion_tokens)
 

@@ -11,7 +11,7 @@ from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.core.drafts import NO_DRAFTS, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.text.answer import AnswerText
 from baton.text.tokenizer import Tokenizer
@@ -96,10 +96,9 @@ class FakeBackend:
                 break
         cut = text.end()
         stopped = text.match is not None or len(ids) < params.max_tokens
+        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         finished = Finished(
-            FinishReason.STOP if stopped else FinishReason.LENGTH,
-            stop_string=text.match.stop if text.match else "",
-            cut_chars=cut,
+            End(reason, stop_string=text.match.stop if text.match else "", cut_chars=cut),
             usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1, drafts=self.drafts),
             timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
             synthetic_acceptance=self.synthetic,
@@ -153,7 +152,7 @@ class FakeBackend:
 def _abort(request: GenerateRequest, given: int) -> Finished:
     error = ApiError(ErrorCode.CANCELLED, "the request was aborted")
     usage = Usage(len(request.prompt_ids), given)
-    return Finished(FinishReason.ABORT, usage=usage, error=error)
+    return Finished(End(FinishReason.ABORT), usage=usage, error=error)
 
 
 def entry(token_id: int, top: int, asked: Sequence[int]) -> TokenLogprob:

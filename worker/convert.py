@@ -11,10 +11,7 @@ _NO_TIMINGS = Timings()
 def finished_of(event: RequestFinished, origin: str, timings: Timings = _NO_TIMINGS) -> Finished:
     """Return the answer's end. origin: the worker that its error names."""
     return Finished(
-        event.reason,
-        stop_token_id=event.stop_token_id,
-        stop_string=event.stop_string,
-        cut_chars=event.cut_chars,
+        event.end,
         usage=event.usage,
         timings=timings,
         error=_error(event, origin),
@@ -22,7 +19,7 @@ def finished_of(event: RequestFinished, origin: str, timings: Timings = _NO_TIMI
 
 
 def _error(event: RequestFinished, origin: str) -> ApiError | None:
-    match event.reason:
+    match event.end.reason:
         case FinishReason.ABORT:
             message = event.error or "the request was cancelled"
             return ApiError(ErrorCode.CANCELLED, message, origin=origin)

@@ -106,7 +106,7 @@ class MessageWriter:
         yield from self._close()
         usage = finished.usage
         reason = self._reason(finished)
-        sequence = finished.stop_string if reason == "stop_sequence" else None
+        sequence = finished.end.stop_string if reason == "stop_sequence" else None
         ended = {"stop_reason": reason, "stop_sequence": sequence}
         used = {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -120,11 +120,11 @@ class MessageWriter:
         yield {"type": "message_stop"}
 
     def _reason(self, finished: Finished) -> str:
-        if finished.reason is FinishReason.LENGTH:
+        if finished.end.reason is FinishReason.LENGTH:
             return "max_tokens"
         if any(block["type"] == "tool_use" for block in self._blocks):
             return "tool_use"
-        return "stop_sequence" if finished.stop_string else "end_turn"
+        return "stop_sequence" if finished.end.stop_string else "end_turn"
 
 
 def _new_block(kind: PartKind) -> EventJson:

@@ -97,9 +97,9 @@ class ChatChoices:
         return {"tool_calls": [call]}
 
     def _reason(self, index: int, finished: Finished) -> str:
-        if index in self._whole and finished.reason is FinishReason.STOP:
+        if index in self._whole and finished.end.reason is FinishReason.STOP:
             return "tool_calls"
-        return finished.reason.value
+        return finished.end.reason.value
 
     def _choice(
         self,

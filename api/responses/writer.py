@@ -76,7 +76,7 @@ class ResponseWriter:
         yield self._event("response.failed", response=self._snapshot())
 
     def _finish(self, finished: Finished) -> Iterator[EventJson]:
-        cut = finished.reason is FinishReason.LENGTH
+        cut = finished.end.reason is FinishReason.LENGTH
         if not self._items:  # an answer without any text is an empty message
             yield from self._begin(PartKind.CONTENT)
         yield from self._close("incomplete" if cut else "completed")

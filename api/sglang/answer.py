@@ -11,7 +11,7 @@ from baton.api.sglang.schema import LogprobsWanted
 from baton.core.drafts import DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.finish import End, Finished, FinishReason, Usage
 from baton.core.logprobs import TokenLogprob
 from baton.text.token_table import TokenTable
 
@@ -149,9 +149,10 @@ def _drafts(drafts: DraftUsage) -> dict[str, Any]:
 
 
 def _reason(finished: Finished) -> dict[str, Any]:
-    match finished.reason:
+    end = finished.end
+    match end.reason:
         case FinishReason.STOP:
-            return {"type": "stop", "matched": finished.stop_string or finished.stop_token_id}
+            return {"type": "stop", "matched": end.stop_string or end.stop_token_id}
         case FinishReason.LENGTH:
             return {"type": "length", "length": finished.usage.completion_tokens}
     message = finished.error.message if finished.error is not None else "the request was aborted"
@@ -174,5 +175,5 @@ async def until_aborted(
             if err.code is not ErrorCode.CANCELLED:
                 raise
             usage = Usage(len(request.prompt_ids), given)
-            finished = Finished(FinishReason.ABORT, usage=usage, error=err)
+            finished = Finished(End(FinishReason.ABORT), usage=usage, error=err)
             yield AnswerDelta(index, "", given, finished=finished)

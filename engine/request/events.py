@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.core.error_codes import ErrorCode
-from baton.core.finish import FinishReason, Usage
+from baton.core.finish import End, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 
 
@@ -57,18 +57,13 @@ class PrefillHeld:
 class RequestFinished:
     """The request is over and owns nothing any more.
 
-    stop_token_id, stop_string: what stopped it. cut_chars: characters to cut from the end of
-    the text of all its tokens. error: why, with ERROR and ABORT. error_code: of what kind, with
-    ERROR. state_tokens: of prompt and
-    output, how many the prefix cache can resume from: where a next turn may begin.
+    error: why, with ERROR and ABORT. error_code: of what kind, with ERROR. state_tokens: of prompt
+    and output, how many the prefix cache can resume from: where a next turn may begin.
     """
 
     request_id: str
-    reason: FinishReason
+    end: End
     usage: Usage
-    stop_token_id: int | None = None
-    stop_string: str = ""
-    cut_chars: int = 0
     error: str | None = None
     state_tokens: int = 0
     error_code: ErrorCode = ErrorCode.INTERNAL

@@ -1,25 +1,13 @@
 """The end of a request's output, and how much of its text to cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from baton.core.errors import RequestError
-from baton.core.finish import FinishReason
+from baton.core.finish import End, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.errors import StopRegexError
 from baton.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The reason why an output ended. `cut_chars`: to cut from the end of the text of all its
-    tokens."""
-
-    reason: FinishReason
-    stop_token_id: int | None = None
-    stop_string: str = ""
-    cut_chars: int = 0
 
 
 class StopChecker:
@@ -55,7 +43,7 @@ class StopChecker:
         self.watches = self._answer is not None
         """It must see the text of every token."""
 
-    def replay(self, output: Sequence[int]) -> Stop | None:
+    def replay(self, output: Sequence[int]) -> End | None:
         """Take the output ids that were given with the request."""
         for count in range(1, len(output) + 1):
             stop = self._next(output, count)
@@ -63,11 +51,11 @@ class StopChecker:
                 return stop
         return None
 
-    def push(self, output: Sequence[int]) -> Stop | None:
+    def push(self, output: Sequence[int]) -> End | None:
         """Take a new token. `output`: every token so far; the last is new."""
         return self._next(output, len(output))
 
-    def _next(self, output: Sequence[int], count: int) -> Stop | None:
+    def _next(self, output: Sequence[int], count: int) -> End | None:
         """Take token `count` of `output`, which is new; those before it were taken."""
         token = output[count - 1]
         if token in self.stop_ids and count > self._sampling.min_tokens:
@@ -80,24 +68,24 @@ class StopChecker:
             return self._ended(FinishReason.LENGTH)
         return None
 
-    def end(self) -> Stop:
+    def end(self) -> End:
         """End the output for a reason that is not in its tokens."""
         return self._ended(FinishReason.STOP)
 
-    def _ended(self, reason: FinishReason) -> Stop:
+    def _ended(self, reason: FinishReason) -> End:
         """End the text. A stop string may be found only now."""
         if self._answer is None:
-            return Stop(reason)
+            return End(reason)
         cut = self._answer.end()
         match = self._answer.match
         if match is None:
-            return Stop(reason)
-        return Stop(FinishReason.STOP, stop_string=match.stop, cut_chars=cut)
+            return End(reason)
+        return End(FinishReason.STOP, stop_string=match.stop, cut_chars=cut)
 
-    def _stopped_by_token(self, output: Sequence[int]) -> Stop:
+    def _stopped_by_token(self, output: Sequence[int]) -> End:
         before = self._ended(FinishReason.STOP)
         hidden = 0 if self._sampling.include_stop else self._last_chars(output)
-        return Stop(
+        return End(
             FinishReason.STOP,
             stop_token_id=output[-1],
             stop_string=before.stop_string,

@@ -5,7 +5,7 @@ from itertools import repeat
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import InvariantError
-from baton.core.finish import FinishReason, Usage
+from baton.core.finish import End, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.engine.request.events import (
     ChunkComputed,
@@ -17,7 +17,6 @@ from baton.engine.request.events import (
 )
 from baton.engine.request.request import Request
 from baton.engine.request.request_table import RequestTable
-from baton.engine.request.stop_checker import Stop
 from baton.engine.schedule.canary import Canary
 from baton.engine.schedule.donations import Donations
 from baton.engine.schedule.request_memory import RequestMemory
@@ -187,7 +186,7 @@ class ResultProcessor:
     def finish(
         self,
         request: Request,
-        stop: Stop,
+        end: End,
         error: str | None = None,
         error_code: ErrorCode = ErrorCode.INTERNAL,
     ) -> RequestFinished:
@@ -204,16 +203,13 @@ class ResultProcessor:
         self._requests.remove(request)
         return RequestFinished(
             request.request_id,
-            stop.reason,
+            end,
             Usage(
                 len(request.spec.prompt_ids),
                 len(request.output),
                 request.cached_tokens,
                 request.drafted.usage(),
             ),
-            stop_token_id=stop.stop_token_id,
-            stop_string=stop.stop_string,
-            cut_chars=stop.cut_chars,
             error=error,
             state_tokens=state_tokens,
             error_code=error_code,
@@ -243,13 +239,13 @@ class ResultProcessor:
         token, logprob = drawn
         request.output.append(token)
         outbox.append(TokenSampled(request.request_id, position, token, logprob))
-        stop = request.stopper.push(request.output)
-        if request.rules is not None and (stop is None or stop.reason is FinishReason.LENGTH):
-            return self._constrained(request, request.rules, token, stop)
-        return self.finish(request, stop) if stop is not None else None
+        end = request.stopper.push(request.output)
+        if request.rules is not None and (end is None or end.reason is FinishReason.LENGTH):
+            return self._constrained(request, request.rules, token, end)
+        return self.finish(request, end) if end is not None else None
 
     def _constrained(
-        self, request: Request, rules: TokenRules, token: int, stop: Stop | None
+        self, request: Request, rules: TokenRules, token: int, end: End | None
     ) -> RequestFinished | None:
         """End an answer whose rules let nothing follow. It fails where they want what the model
         cannot say. The mask of the next token is kept for the next row.
@@ -257,15 +253,15 @@ class ResultProcessor:
         try:
             rules.push(token)
             if rules.ended:
-                stop = request.stopper.end()
-            elif stop is None:
+                end = request.stopper.end()
+            elif end is None:
                 rules.allowed()
         except GrammarError as error:
-            return self.finish(request, Stop(FinishReason.ERROR), str(error), error.code)
-        return self.finish(request, stop) if stop is not None else None
+            return self.finish(request, End(FinishReason.ERROR), str(error), error.code)
+        return self.finish(request, end) if end is not None else None
 
     def _computed(self, request: Request) -> RequestFinished | None:
         """End a request that was to be computed without a sample, unless it is held."""
         if request.spec.hold and request.output:
             return None
-        return self.finish(request, Stop(FinishReason.LENGTH))
+        return self.finish(request, End(FinishReason.LENGTH))

@@ -6,7 +6,7 @@ from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import TokenEvent
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.finish import End, Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs
 from baton.proto.common_pb2 import PromptSource
 from baton.proto.worker_pb2 import RequestTokens
@@ -102,7 +102,7 @@ class AnswerStream:
         """End the stream with `error`. Does nothing if it has ended already."""
         if not self._over:
             usage = Usage(completion_tokens=self.next_index)
-            self._end(Finished(reason, usage=usage, error=error))
+            self._end(Finished(End(reason), usage=usage, error=error))
 
     def _new_part(self, tokens: RequestTokens) -> TokenEvent | None:
         old = self.next_index - tokens.first_index

@@ -9,7 +9,7 @@ from baton.api.admission.admission_queue import QueuePlace
 from baton.api.backend import GenerateRequest
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ROUTER, ApiError, StoppingError
-from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.finish import End, Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
 from baton.router.cluster_view.worker_table import Worker
@@ -177,7 +177,7 @@ class LiveRequest:
                 f"{self.loss.message}; no other rank could continue it: {error.message}",
                 origin=self.loss.origin,
             )
-        return Finished(self.stop_reason, usage=usage, error=error)
+        return Finished(End(self.stop_reason), usage=usage, error=error)
 
 
 class LiveRequests:

@@ -21,11 +21,11 @@ from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason
+from baton.core.finish import End, Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
 
 WAIT_S = 60.0
-DONE = Finished(FinishReason.LENGTH)
+DONE = Finished(End(FinishReason.LENGTH))
 
 
 def token(index: int) -> TokenEvent:

@@ -13,7 +13,7 @@ from baton.api.requests import RequestLabels, make_requests
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason
+from baton.core.finish import End, Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
 
 
@@ -42,7 +42,7 @@ async def outcome(text: TextService, *events: TokenEvent | Finished) -> tuple[st
     return answer.text, backend.cancelled
 
 
-STOPPED = Finished(FinishReason.STOP)
+STOPPED = Finished(End(FinishReason.STOP))
 
 
 async def test_an_answer_that_finished_is_not_cancelled(text: TextService) -> None:
@@ -75,10 +75,12 @@ async def test_a_failed_finish_raises_its_error_or_one_of_its_kind(
     text: TextService, reason: FinishReason, code: ErrorCode
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        await outcome(text, Finished(reason))
+        await outcome(text, Finished(End(reason)))
     assert caught.value.code is code
     with pytest.raises(ApiError, match="rank lost"):
-        await outcome(text, Finished(reason, error=ApiError(ErrorCode.UNAVAILABLE, "rank lost")))
+        await outcome(
+            text, Finished(End(reason), error=ApiError(ErrorCode.UNAVAILABLE, "rank lost"))
+        )
 
 
 @dataclass

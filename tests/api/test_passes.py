@@ -21,7 +21,7 @@ from baton.api.http import make_app
 from baton.api.sglang.routes import sglang_routes
 from baton.api.text_service import TextService
 from baton.bench.sessions.chat_model import write_chat_model
-from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.finish import End, Finished, FinishReason, Usage
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ class ScriptedBackend(FakeBackend):
         (token,) = self.tokenizer.encode("x")
         for index in range(count):
             yield TokenEvent(index, (token,), self._logprobs(request, [token]))
-        yield Finished(FinishReason.LENGTH, usage=Usage(len(request.prompt_ids), count))
+        yield Finished(End(FinishReason.LENGTH), usage=Usage(len(request.prompt_ids), count))
 
 
 class FrameCount:

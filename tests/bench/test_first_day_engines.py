@@ -28,7 +28,7 @@ from baton.bench.gpu.first_day.same_tokens import differing
 from baton.bench.gpu.models import FEW_LAYERS, small_config, write_config
 from baton.bench.gpu.parts import GpuRun, Limits, Line, Part, Task
 from baton.core.errors import StoppedError
-from baton.core.finish import FinishReason, Usage
+from baton.core.finish import End, FinishReason, Usage
 from baton.core.logprobs import TokenLogprob
 from baton.engine.assembly.loader import check_weights, declared_weights, open_checkpoint
 from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
@@ -82,7 +82,7 @@ def test_a_row_that_raises_dies_or_hangs_costs_its_own_line() -> None:
 
 def output(*tokens: tuple[int, float, float]) -> Output:
     """Return an answer of tokens, each with its log probability and the next best's distance."""
-    finished = RequestFinished("a", FinishReason.LENGTH, Usage(1, len(tokens)))
+    finished = RequestFinished("a", End(FinishReason.LENGTH), Usage(1, len(tokens)))
     scored = tuple(
         TokenLogprob(token, best, (token, 0), (best, best - gap)) for token, best, gap in tokens
     )

@@ -55,7 +55,7 @@ async def test_both_clients_give_the_same_answers(address: str, backend: FakeBac
         assert list(each.token_ids) == backend.tokenizer.encode(SAYS)
         assert [entry.token_id for entry in each.logprobs] == list(each.token_ids)
         assert [entry.token_id for entry in each.prompt_logprobs] == ids
-        assert each.finished.reason is FinishReason.STOP
+        assert each.finished.end.reason is FinishReason.STOP
         assert each.finished.usage.prompt_tokens == len(ids)
     assert streamed == "".join(part.text for part in parts) == SAYS
     assert [part.finished is not None for part in parts] == [False] * (len(parts) - 1) + [True]

@@ -31,7 +31,7 @@ def test_the_tokens_are_those_of_the_definition(seeded: random.Random) -> None:
     assert events[0] == Scheduled("a")
     assert tokens(events, "a") == expected_tokens(HashModel(), prompt, 20)
     finish = finish_of(events, "a")
-    assert (finish.reason, finish.usage.prompt_tokens) == (FinishReason.LENGTH, len(prompt))
+    assert (finish.end.reason, finish.usage.prompt_tokens) == (FinishReason.LENGTH, len(prompt))
     assert finish.usage.completion_tokens == 20
     assert events[-1] is finish
     assert_empty(engine)
@@ -54,7 +54,7 @@ def test_output_that_was_already_complete_ends_at_once(seeded: random.Random) ->
     engine = make_engine()
     engine.submit(RequestSpec("a", prompt, greedy(3), output_ids=(1, 2, 3)))
     (finish,) = engine.step()
-    assert finish == finish_of([finish], "a") and finish.reason is FinishReason.LENGTH
+    assert finish == finish_of([finish], "a") and finish.end.reason is FinishReason.LENGTH
     assert_empty(engine)
 
 
@@ -132,8 +132,8 @@ def test_eos_stops_unless_it_is_ignored_or_too_early(seeded: random.Random) -> N
         assert tokens(events, name) == expected[:count]
         finish = finish_of(events, name)
         stopped = name == "stops"
-        assert finish.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert finish.stop_token_id == (EOS if stopped else None)
+        assert finish.end.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert finish.end.stop_token_id == (EOS if stopped else None)
     engine = make_engine(model)
     late = SamplingParams(temperature=0, max_tokens=40, min_tokens=at + 5)
     engine.submit(RequestSpec("late", prompt, late))
@@ -149,7 +149,7 @@ def test_a_stop_token_of_the_request_ends_it_and_is_reported(seeded: random.Rand
     engine.submit(RequestSpec("a", prompt, greedy(20, stop_token_ids=(stop,))))
     events = run(engine)
     assert tokens(events, "a") == expected[: expected.index(stop) + 1]
-    assert finish_of(events, "a").stop_token_id == stop
+    assert finish_of(events, "a").end.stop_token_id == stop
 
 
 def test_the_context_ends_a_request_that_asks_for_more(seeded: random.Random) -> None:
@@ -158,7 +158,7 @@ def test_the_context_ends_a_request_that_asks_for_more(seeded: random.Random) ->
     engine.submit(RequestSpec("a", prompt, greedy(1000)))
     events = run(engine)
     assert len(tokens(events, "a")) == 64 - len(prompt)
-    assert finish_of(events, "a").reason is FinishReason.LENGTH
+    assert finish_of(events, "a").end.reason is FinishReason.LENGTH
 
 
 def test_a_cancelled_request_ends_with_its_reason_at_any_stage(seeded: random.Random) -> None:
@@ -171,7 +171,7 @@ def test_a_cancelled_request_ends_with_its_reason_at_any_stage(seeded: random.Ra
         engine.cancel("a", "twice does no harm")
         assert_clean(engine)
         (finish,) = engine.step()
-        assert finish_of([finish], "a").reason is FinishReason.ABORT
+        assert finish_of([finish], "a").end.reason is FinishReason.ABORT
         assert finish_of([finish], "a").error == "the client went away"
         assert_empty(engine)
     engine.cancel("nobody", "unknown")

@@ -174,7 +174,7 @@ class Disaggregated(RuleBasedStateMachine):
             spec = self.specs[name]
             expected = expected_tokens(HashModel(), spec.prompt_ids, len(self.outputs[name]))
             assert self.outputs[name] == expected
-            if event.reason is FinishReason.LENGTH:
+            if event.end.reason is FinishReason.LENGTH:
                 assert len(expected) == spec.sampling.max_tokens
 
 

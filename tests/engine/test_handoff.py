@@ -66,7 +66,7 @@ def test_a_request_that_ends_at_its_first_token_is_never_held() -> None:
     engine.submit(RequestSpec("none", (1, 2), greedy(0), hold=True))
     events = run(engine)
     assert not [e for e in events if isinstance(e, PrefillHeld)]
-    assert finish_of(events, "one").reason is FinishReason.LENGTH
+    assert finish_of(events, "one").end.reason is FinishReason.LENGTH
     assert finish_of(events, "none").usage.completion_tokens == 0
 
 
@@ -258,7 +258,7 @@ def test_a_first_token_that_ends_the_request_ends_it_when_it_is_adopted() -> Non
     spec = RequestSpec("a", (1, 2, 3), greedy(5, stop_token_ids=(9,)), output_ids=(9,))
     engine.adopt(spec, reservation)
     (finish,) = engine.step()
-    assert finish_of([finish], "a").stop_token_id == 9
+    assert finish_of([finish], "a").end.stop_token_id == 9
     assert_clean(engine)
     assert engine.status().slots[Owner.LIVE] == 0
 

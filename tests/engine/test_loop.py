@@ -88,7 +88,7 @@ def test_a_step_that_raises_ends_its_requests_and_the_loop_goes_on(
     model.fail_on = {3}
     running.submit(RequestSpec("a", (1, 2), greedy(50)))
     last = running.until_finished("a")[-1]
-    assert isinstance(last, RequestFinished) and last.reason is FinishReason.ERROR
+    assert isinstance(last, RequestFinished) and last.end.reason is FinishReason.ERROR
     assert "told to fail" in (last.error or "") and last.usage.completion_tokens == 2
     assert running.audit() == []
     running.submit(RequestSpec("b", (1, 2), greedy(3)))
@@ -166,7 +166,7 @@ def test_memory_that_a_step_lacks_is_that_steps_error(without_a_gpu: None, lost:
         assert isinstance(it.failures.get(timeout=DEADLINE), DeviceLostError)
     else:
         last = it.until_finished("a")[-1]
-        assert isinstance(last, RequestFinished) and last.reason is FinishReason.ERROR
+        assert isinstance(last, RequestFinished) and last.end.reason is FinishReason.ERROR
         assert it.audit() == [] and it.failures.empty()
     it.loop.stop(DEADLINE)
 

@@ -293,8 +293,8 @@ def test_a_forward_that_fails_ends_its_requests_and_no_other(seeded: random.Rand
         events += step_or_fail(engine)
         assert_clean(engine)
     ends = {e.request_id: e for e in events if isinstance(e, RequestFinished)}
-    assert ends["bad"].reason is FinishReason.ERROR and "told to fail" in str(ends["bad"].error)
-    assert ends["good"].reason is FinishReason.LENGTH
+    assert ends["bad"].end.reason is FinishReason.ERROR and "told to fail" in str(ends["bad"].error)
+    assert ends["good"].end.reason is FinishReason.LENGTH
     assert tokens_of(events, "good") == expected_tokens(HashModel(), (4, 5, 6), 30)
 
 

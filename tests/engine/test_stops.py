@@ -53,9 +53,9 @@ def test_a_stop_string_ends_the_text_before_it(seeded: random.Random, tokenizer:
     where = text.index(stop)
     tokens, finish = answer(tokenizer, prompt, greedy(COUNT, stop=(stop, "never there")))
     assert tokens == expected[: where + 3]
-    assert (finish.reason, finish.stop_string) == (FinishReason.STOP, stop)
+    assert (finish.end.reason, finish.end.stop_string) == (FinishReason.STOP, stop)
     got = tokenizer.decode(tokens)
-    assert got[: len(got) - finish.cut_chars] == text[:where]
+    assert got[: len(got) - finish.end.cut_chars] == text[:where]
 
 
 def test_a_stop_string_stays_where_it_is_to_be_included(
@@ -64,7 +64,7 @@ def test_a_stop_string_stays_where_it_is_to_be_included(
     prompt, _, text = readable(seeded, tokenizer)
     stop = text[5:8]
     tokens, finish = answer(tokenizer, prompt, greedy(COUNT, stop=(stop,), include_stop=True))
-    assert finish.cut_chars == 0 and tokenizer.decode(tokens).endswith(stop)
+    assert finish.end.cut_chars == 0 and tokenizer.decode(tokens).endswith(stop)
 
 
 def test_a_stop_string_does_not_count_before_the_minimum(
@@ -73,7 +73,7 @@ def test_a_stop_string_does_not_count_before_the_minimum(
     prompt, expected, text = readable(seeded, tokenizer)
     sampling = greedy(COUNT, stop=(text[2:4],), min_tokens=COUNT)
     tokens, finish = answer(tokenizer, prompt, sampling)
-    assert tokens == expected and finish.reason is FinishReason.LENGTH
+    assert tokens == expected and finish.end.reason is FinishReason.LENGTH
 
 
 def test_a_visible_stop_token_is_cut_from_the_text(
@@ -85,8 +85,8 @@ def test_a_visible_stop_token_is_cut_from_the_text(
     for include in (False, True):
         sampling = greedy(COUNT, stop_token_ids=(stop,), include_stop=include)
         tokens, finish = answer(tokenizer, prompt, sampling)
-        assert tokens == expected[: where + 1] and finish.stop_token_id == stop
-        assert finish.cut_chars == (0 if include else 1)
+        assert tokens == expected[: where + 1] and finish.end.stop_token_id == stop
+        assert finish.end.cut_chars == (0 if include else 1)
 
 
 def test_output_that_is_given_counts_for_a_stop_string(
@@ -99,7 +99,7 @@ def test_output_that_is_given_counts_for_a_stop_string(
     given = tuple(expected[: where + 1])
     engine.submit(RequestSpec("a", prompt, greedy(COUNT, stop=(stop,)), output_ids=given))
     finish = finish_of(run(engine), "a")
-    assert (finish.usage.completion_tokens, finish.stop_string) == (where + 3, stop)
+    assert (finish.usage.completion_tokens, finish.end.stop_string) == (where + 3, stop)
 
 
 class Whole(list[int]):
@@ -149,7 +149,7 @@ def test_an_answer_ends_where_the_chat_template_ends_a_turn(tmp_path: Path) -> N
     at = expected.index(end)
     tokens, finish = answer(tokenizer, prompt, SamplingParams(temperature=0.0, max_tokens=COUNT))
     assert tokens == expected[: at + 1]
-    assert finish.reason is FinishReason.STOP and finish.stop_token_id == end
+    assert finish.end.reason is FinishReason.STOP and finish.end.stop_token_id == end
     tokens, _ = answer(tokenizer, prompt, greedy(COUNT))
     assert tokens == expected
 
@@ -161,9 +161,9 @@ def test_a_form_may_end_where_the_chat_template_ends_a_turn(tmp_path: Path) -> N
     sampling = SamplingParams(temperature=0.0, max_tokens=COUNT, grammar=letters)
     found = [answer(tokenizer, (1, number), sampling) for number in range(20)]
     ends = {*HashModel().config.eos_token_ids, end}
-    assert {finish.stop_token_id for _, finish in found} == {*ends, None}
+    assert {finish.end.stop_token_id for _, finish in found} == {*ends, None}
     for tokens, finish in found:
-        stopped = finish.stop_token_id is not None
+        stopped = finish.end.stop_token_id is not None
         assert tokenizer.decode(tokens[:-1] if stopped else tokens).isalpha()
 
 

@@ -113,7 +113,7 @@ def test_every_answer_fits_beside_others_that_may_say_anything(
         if kind == "free":
             assert len(output.token_ids) == 30
             continue
-        assert output.finished.reason is FinishReason.STOP
+        assert output.finished.end.reason is FinishReason.STOP
         text = tokenizer.decode(output.token_ids)
         assert fits(kind, text), (kind, text)
     assert_clean(of)
@@ -132,7 +132,7 @@ def test_a_handed_over_or_preempted_answer_goes_on_where_it_was(
     events = run(target)
     tokens = [*first, *tokens_of(events, "a")]
     assert tokens == list(alone.token_ids)
-    assert finish_of(events, "a").reason is FinishReason.STOP
+    assert finish_of(events, "a").end.reason is FinishReason.STOP
     assert fits(kind, tokenizer.decode(tokens))
     half = len(tokens) // 2  # as a retry gives it
     given = RequestSpec("b", spec.prompt_ids, spec.sampling, output_ids=tuple(tokens[:half]))
@@ -148,13 +148,13 @@ def test_an_answer_that_is_whole_already_is_not_gone_on_with(
     of.submit(RequestSpec("a", (5, 6), sampling(folder, seeded, "ebnf"), output_ids=whole))
     (finished,) = run(of)
     assert finished == finish_of([finished], "a")
-    assert finished.reason is FinishReason.STOP
+    assert finished.end.reason is FinishReason.STOP
 
 
 def test_too_few_tokens_end_it_by_length(folder: Path, seeded: random.Random) -> None:
     of = engine(folder)
     (output,) = of.generate([(4, 5)], sampling(folder, seeded, "json", max_tokens=4))
-    assert output.finished.reason is FinishReason.LENGTH
+    assert output.finished.end.reason is FinishReason.LENGTH
     assert len(output.token_ids) == 4
 
 

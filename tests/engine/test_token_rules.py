@@ -127,7 +127,7 @@ def test_an_answer_that_has_no_next_token_fails_alone(tokenizer: Tokenizer) -> N
     events = run(engine)
     assert tokens_of(events, "a") == [letter]
     end = finish_of(events, "a")
-    assert end.reason is FinishReason.ERROR and "leave no token" in str(end.error)
+    assert end.end.reason is FinishReason.ERROR and "leave no token" in str(end.error)
     assert end.error_code is ErrorCode.INVALID_REQUEST
     assert len(tokens_of(events, "b")) == 9
 

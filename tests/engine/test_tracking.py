@@ -293,9 +293,9 @@ def test_what_happens_between_a_tracked_row_and_the_next_harms_nobody(
         events += step_or_fail(engine)
         assert_clean(engine)
     if event is cancel:
-        assert finish_of(events, "tracked").reason is FinishReason.ABORT
+        assert finish_of(events, "tracked").end.reason is FinishReason.ABORT
     elif event is fail:
-        assert finish_of(events, "tracked").reason is FinishReason.ERROR
+        assert finish_of(events, "tracked").end.reason is FinishReason.ERROR
         assert "told to fail" in str(finish_of(events, "tracked").error)
     else:
         assert_answers(events, [spec])

@@ -47,7 +47,7 @@ async def test_tokens_sent_again_in_any_overlap_are_given_once() -> None:
     answer.feed(part(len(ids), [], finished=DONE))
     got, finished = await drain(answer)
     assert got == ids
-    assert (finished.reason, finished.cut_chars) == (FinishReason.STOP, 3)
+    assert (finished.end.reason, finished.end.cut_chars) == (FinishReason.STOP, 3)
     assert answer.rank_done
 
 
@@ -165,5 +165,5 @@ async def test_it_ends_once_and_the_first_end_counts() -> None:
     answer.feed(part(1, [2], finished=DONE))
     ids, finished = await drain(answer)
     assert ids == [1]
-    assert finished.reason is FinishReason.ABORT
+    assert finished.end.reason is FinishReason.ABORT
     assert finished.usage.completion_tokens == 1

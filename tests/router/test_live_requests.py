@@ -8,7 +8,7 @@ from baton.api.backend import GenerateRequest
 from baton.core.cache_salt import SALT_BYTES, SHARED, make_salt
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason
+from baton.core.finish import End, Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.router.request_times import RequestTimes
 from baton.router.sessions.live_requests import LiveRequest
@@ -75,7 +75,7 @@ def test_drafts_are_guessed_from_texts_of_the_same_key_and_salt_alone() -> None:
 
 def test_an_attempt_that_was_given_back_counts_for_nothing() -> None:
     lost = ApiError(ErrorCode.UNAVAILABLE, "its rank was lost", origin="d0")
-    event = Finished(FinishReason.ERROR, error=lost)
+    event = Finished(End(FinishReason.ERROR), error=lost)
     request = live()
     for returned in (False, True, True, False):
         request.next_attempt([], None)

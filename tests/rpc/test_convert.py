@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.core.drafts import NO_DRAFTS, DraftCount, DraftSource, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
-from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
@@ -155,14 +155,16 @@ drafts = st.just(NO_DRAFTS) | st.builds(DraftUsage, st.integers(1, 2**31 - 1), b
 def test_a_finish_survives_the_wire(
     reason: FinishReason, stop_id: int | None, cut: int, usage: Usage, timings: Timings
 ) -> None:
-    finished = Finished(reason, stop_id, "stop", cut, usage, timings, synthetic_acceptance=cut / 2)
+    finished = Finished(
+        End(reason, stop_id, "stop", cut), usage, timings, synthetic_acceptance=cut / 2
+    )
     back = finished_from_proto(finished_to_proto(finished))
     assert back == finished
     assert back.usage.drafts == usage.drafts
 
 
 def test_a_finishs_error_survives_the_wire() -> None:
-    failed = Finished(FinishReason.ERROR, error=ApiError(ErrorCode.DATA_LOSS, "bad sum"))
+    failed = Finished(End(FinishReason.ERROR), error=ApiError(ErrorCode.DATA_LOSS, "bad sum"))
     back = finished_from_proto(finished_to_proto(failed))
     assert back.error is not None
     assert (back.error.code, back.error.message) == (ErrorCode.DATA_LOSS, "bad sum")

@@ -69,7 +69,7 @@ async def cancelled(to: StandaloneBackend, asked: Sequence[Asked]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         for each in asked:
             try:
-                assert (await each.task).reason is FinishReason.ABORT
+                assert (await each.task).end.reason is FinishReason.ABORT
             except ApiError as error:
                 assert error.code is ErrorCode.CANCELLED
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.error_codes import ErrorCode
-from baton.core.finish import FinishReason, Usage
+from baton.core.finish import End, FinishReason, Usage
 from baton.core.logs import JsonFormatter
 from baton.engine.request.events import RequestFinished
 from baton.proto import common_pb2
@@ -22,7 +22,7 @@ from baton.worker.model_identity import weights_hash
     ("reason", "code"), [(FinishReason.ERROR, "INTERNAL"), (FinishReason.ABORT, "CANCELLED")]
 )
 def test_an_end_that_is_no_answer_carries_its_error(reason: FinishReason, code: str) -> None:
-    event = RequestFinished("r", reason, Usage(5, 2, 1), error="why")
+    event = RequestFinished("r", End(reason), Usage(5, 2, 1), error="why")
     message = finished_to_proto(finished_of(event, "d0"))
     assert common_pb2.ErrorCode.Name(message.error.code) == code
     assert (message.error.message, message.error.origin) == ("why", "d0")
@@ -31,7 +31,7 @@ def test_an_end_that_is_no_answer_carries_its_error(reason: FinishReason, code: 
 
 def test_an_answer_that_its_own_rules_end_says_whose_fault_it_is() -> None:
     event = RequestFinished(
-        "r", FinishReason.ERROR, Usage(5), error="why", error_code=ErrorCode.INVALID_REQUEST
+        "r", End(FinishReason.ERROR), Usage(5), error="why", error_code=ErrorCode.INVALID_REQUEST
     )
     message = finished_to_proto(finished_of(event, "d0"))
     assert message.error.code == common_pb2.ErrorCode.INVALID_REQUEST

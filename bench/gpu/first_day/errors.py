@@ -232,18 +232,18 @@ def no_memory(device: torch.device) -> tuple[str, str]:
     kept = served.loop.call(lambda _: _held(device)).result(_WAIT_S) - before
     served.close()
     return _fault_of_ends(served, findings, kept), (
-        f"{(served.ends['long'].error or '')[:60]}; beside it: {served.ends['beside'].reason}; "
+        f"{(served.ends['long'].error or '')[:60]}; beside it: {served.ends['beside'].end.reason}; "
         f"{kept >> 20} MiB kept"
     )
 
 
 def _fault_of_ends(served: FaultyEngine, findings: list[str], kept: int) -> str:
     long = served.ends["long"]
-    if long.reason is not FinishReason.ERROR or "OutOfMemory" not in (long.error or ""):
-        return f"THE LONG PROMPT ENDED BY {long.reason}"
+    if long.end.reason is not FinishReason.ERROR or "OutOfMemory" not in (long.error or ""):
+        return f"THE LONG PROMPT ENDED BY {long.end.reason}"
     for name in ("behind", "after"):
-        if served.ends[name].reason is not FinishReason.LENGTH:
-            return f"THE ONE {name} ENDED BY {served.ends[name].reason}"
+        if served.ends[name].end.reason is not FinishReason.LENGTH:
+            return f"THE ONE {name} ENDED BY {served.ends[name].end.reason}"
     if findings:
         return f"AUDIT: {findings[0]}"
     return "MEMORY IS KEPT" if kept > _SPARE else ""
