@@ -14,6 +14,12 @@ from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.layout.token_key import token_key
 from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
+from baton.rpc.convert import (
+    handoff_from_proto,
+    handoff_to_proto,
+    ticket_from_proto,
+    ticket_to_proto,
+)
 from baton.rpc.errors import error_of, make_error
 from baton.transfer.errors import TransferError
 from baton.transfer.handoff import HandoffState
@@ -73,13 +79,13 @@ class IncomingHandoff:
         owner: HandoffOwner,
     ) -> None:
         """engine_id: the request's name in this engine."""
-        self.key = (request.request_id, request.attempt)
+        self.name = handoff_from_proto(request)
         self._rank = rank
         self._link = link
         self._request = request
         self._engine_id = engine_id
         self._owner = owner
-        self._handoff = rank.context.handoffs.open(*self.key)
+        self._handoff = rank.context.handoffs.open(self.name)
         self._origin = rank.context.worker_id
         self._destination: _Destination | None = None
         self._posted: _AllPosted | None = None
@@ -90,7 +96,7 @@ class IncomingHandoff:
 
     def begin(self) -> None:
         """Send the request to the prefill worker."""
-        self._link.open(self.key, self._request, self._on_message, self._on_lost)
+        self._link.open(self.name, self._request, self._on_message, self._on_lost)
 
     def cancel(self, reason: str) -> None:
         """End the hand-off because its owner no longer wants it. The owner is not told."""
@@ -157,7 +163,7 @@ class IncomingHandoff:
     def _on_granted(self, reservation: Reservation) -> None:
         """Issue a ticket for the memory and send it to the prefill worker."""
         ticket = self._rank.tickets.grant(
-            *self.key,
+            self.name,
             reservation.state,
             prompt_hash=prompt_hash(self._request.prompt_ids, self._request.cache_salt),
             sampling_hash=sampling_hash(self._request.sampling),
@@ -167,15 +173,13 @@ class IncomingHandoff:
         self._destination = _Destination(ticket, reservation)
         self._handoff.move(HandoffState.RESERVED)
         destination = handoff_pb2.Destination(
-            request_id=ticket.request_id,
-            attempt=ticket.attempt,
-            ticket_id=ticket.ticket_id,
-            generation=ticket.generation,
+            **handoff_to_proto(self.name),
+            **ticket_to_proto(ticket.name),
             slot=reservation.state.slot,
             pages=reservation.state.pages,
             kv_from=reservation.state.kv_from,
-            prompt_hash=ticket.prompt_hash,
-            sampling_hash=ticket.sampling_hash,
+            prompt_hash=ticket.claim.prompt_hash,
+            sampling_hash=ticket.claim.sampling_hash,
         )
         self._link.send(handoff_pb2.DecodeMessage(destination=destination))
 
@@ -221,10 +225,10 @@ class IncomingHandoff:
             return
         received = self._rank.tickets.received(ticket.claim)
         sent = Received(done.segments, done.bytes_state, done.bytes_kv)
-        if received != sent or done.generation != ticket.generation:
+        if received != sent or ticket_from_proto(done) != ticket.name:
             message = (
                 f"the prefill sent {sent} of generation {done.generation}; {received} of "
-                f"generation {ticket.generation} arrived"
+                f"generation {ticket.name.generation} arrived"
             )
             self.fail(make_error(ErrorCode.DATA_LOSS, self._origin, message))
             return
@@ -234,7 +238,7 @@ class IncomingHandoff:
         """Hand the memory over to the owner."""
         self._rank.tickets.close(destination.ticket)
         self._link.arrived(destination.ticket)
-        self._link.forget(self.key)
+        self._link.forget(self.name)
         self._writing()  # a channel with a thread of its own may report its bytes after Done
         self._handoff.move(HandoffState.COMPLETE)
         self._destination = None
@@ -246,13 +250,9 @@ class IncomingHandoff:
     def _tell_prefill(self, reason: str) -> None:
         if self._handoff.state is HandoffState.COMPLETE:
             return  # the prefill worker has let go of the request already
-        ticket = self._destination.ticket if self._destination else None
+        ticket = self._destination.ticket.name if self._destination else None
         cancel = handoff_pb2.CancelPrefill(
-            request_id=self._request.request_id,
-            attempt=self._request.attempt,
-            reason=reason,
-            ticket_id=ticket.ticket_id if ticket else 0,
-            generation=ticket.generation if ticket else 0,
+            **handoff_to_proto(self.name), **ticket_to_proto(ticket), reason=reason
         )
         self._link.send(handoff_pb2.DecodeMessage(cancel=cancel))
 
@@ -262,7 +262,7 @@ class IncomingHandoff:
         Where the prefill worker may still write into that memory, memory and last move wait in
         quarantine for the proof that it does not.
         """
-        self._link.forget(self.key)
+        self._link.forget(self.name)
         self._rank.grants.withdraw(self._engine_id)
         destination, self._destination = self._destination, None
         if destination is not None:

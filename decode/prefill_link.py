@@ -12,11 +12,13 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, PeerLostError
+from baton.core.handoff_ids import HandoffId
 from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
 from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.channel_options import OPTIONS
+from baton.rpc.convert import handoff_from_proto, ticket_from_proto
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
 from baton.rpc.handoff_joins import join_to_prefill, joins, parts_of
@@ -77,7 +79,7 @@ class PrefillLink:
         self._round_trip_s = math.inf
         self._on_end = on_end
         self._origin = hello.worker.worker_id
-        self._open: dict[tuple[str, int], _OpenHandoff] = {}  # by request and attempt
+        self._open: dict[HandoffId, _OpenHandoff] = {}
         self._outbox: Outbox[handoff_pb2.DecodeMessage] = Outbox()
         # END: hand-offs over this link would never hear of its end, nor their memory be freed.
         # Whatever happens on the connection ends the link alone, see `_run`.
@@ -86,30 +88,30 @@ class PrefillLink:
 
     def open(
         self,
-        key: tuple[str, int],
+        name: HandoffId,
         request: handoff_pb2.PrefillRequest,
         on_message: OnMessage,
         on_lost: OnLost,
     ) -> None:
         """Begin a hand-off: send its request once connected.
 
-        key: (request id, attempt). on_message: called with every message about it. on_lost: called
+        on_message: called with every message about it. on_lost: called
         if the stream ends first. Neither is called after `forget`.
         """
-        self._open[key] = _OpenHandoff(on_message, on_lost)
+        self._open[name] = _OpenHandoff(on_message, on_lost)
         self.send(handoff_pb2.DecodeMessage(request=request))
 
     def send(self, message: handoff_pb2.DecodeMessage) -> None:
         self._outbox.put(message)
 
-    def forget(self, key: tuple[str, int]) -> None:
+    def forget(self, name: HandoffId) -> None:
         """End the calls for a hand-off. Idempotent."""
-        self._open.pop(key, None)
+        self._open.pop(name, None)
 
     def arrived(self, ticket: Ticket) -> None:
         """Look for no more bytes under a ticket: all are here, and it is closed."""
         if self._receiver is not None:
-            self._receiver.moving(ticket.ticket_id, ticket.generation, False, 0)
+            self._receiver.moving(ticket.name, False, 0)
 
     @property
     def one_sided(self) -> bool:
@@ -223,14 +225,15 @@ class PrefillLink:
             return
         if kind == "moving":  # also after the hand-off's end: it stops the polling
             word = message.moving
-            receiver.moving(word.ticket_id, word.generation, word.under_way, word.segments)
+            receiver.moving(ticket_from_proto(word), word.under_way, word.segments)
             return
         if kind == "drained":
-            receiver.moving(message.drained.ticket_id, message.drained.generation, False, 0)
-            self._quarantine.drained(message.drained.ticket_id, message.drained.generation)
+            ticket = ticket_from_proto(message.drained)
+            receiver.moving(ticket, False, 0)
+            self._quarantine.drained(ticket)
             return
         about = getattr(message, kind)
-        handoff = self._open.get((about.request_id, about.attempt))
+        handoff = self._open.get(handoff_from_proto(about))
         if handoff is not None:
             handoff.on_message(message)
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.core.handoff_ids import TicketId
 from baton.decode.grants import Grants
 from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
+from baton.rpc.convert import handoff_to_proto, ticket_to_proto
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.tickets import Ticket
 from baton.worker.context import WorkerContext
@@ -51,11 +53,9 @@ class Held:
     def question(self) -> handoff_pb2.CancelPrefill:
         """Asks the writer, by a later stream, whether it is done; it answers with Drained."""
         return handoff_pb2.CancelPrefill(
-            request_id=self.ticket.request_id,
-            attempt=self.ticket.attempt,
+            **handoff_to_proto(self.ticket.handoff),
+            **ticket_to_proto(self.ticket.name),
             reason="is anything of it still under way?",
-            ticket_id=self.ticket.ticket_id,
-            generation=self.ticket.generation,
         )
 
 
@@ -75,8 +75,8 @@ class Quarantine:
         self._clock = clock
         self._reach = reach
         self._grants = grants
-        self._held: dict[int, Held] = {}  # by generation, which no two tickets share
-        self._since_s: dict[int, float] = {}
+        self._held: dict[TicketId, Held] = {}
+        self._since_s: dict[TicketId, float] = {}
         self._filled = asyncio.Event()
 
     def hold(self, held: Held, reason: str) -> None:
@@ -86,15 +86,15 @@ class Quarantine:
         self._context.port.post(
             lambda engine: engine.reservations.quarantine(reservation), "quarantine"
         )
-        self._held[held.ticket.generation] = held
-        self._since_s[held.ticket.generation] = self._clock()
+        self._held[held.ticket.name] = held
+        self._since_s[held.ticket.name] = self._clock()
         self._filled.set()
 
-    def drained(self, ticket_id: int, generation: int) -> None:
+    def drained(self, ticket: TicketId) -> None:
         """Release a ticket on the first proof: its writer has drained. Tickets that are not held
         are ignored."""
-        held = self._held.get(generation)
-        if held is not None and held.ticket.ticket_id == ticket_id:
+        held = self._held.get(ticket)
+        if held is not None:
             self._release(held, "its writer has drained")
 
     def torn_down(self, writer: Writer) -> None:
@@ -156,7 +156,7 @@ class Quarantine:
             self._release(held, proof)
 
     def _release(self, held: Held, proof: str) -> None:
-        del self._held[held.ticket.generation], self._since_s[held.ticket.generation]
+        del self._held[held.ticket.name], self._since_s[held.ticket.name]
         self._grants.give_back(held.reservation)
         held.handoff.move(held.end, proof)
         self._context.handoffs.close(held.handoff)

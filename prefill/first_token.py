@@ -2,18 +2,18 @@
 
 import time
 
+from baton.core.handoff_ids import HandoffId
 from baton.engine.request.events import Scheduled, TokenSampled
-from baton.prefill.messages import HandoffName
 from baton.proto import common_pb2, handoff_pb2
-from baton.rpc.convert import logprob_to_proto
+from baton.rpc.convert import handoff_to_proto, logprob_to_proto
 from baton.worker.metrics import WorkerMetrics
 
 
 class FirstTokenRecord:
     """The rank's FirstToken message, filled as the engine's events come."""
 
-    def __init__(self, name: HandoffName, metrics: WorkerMetrics) -> None:
-        self._message = handoff_pb2.FirstToken(**name)
+    def __init__(self, name: HandoffId, metrics: WorkerMetrics) -> None:
+        self._message = handoff_pb2.FirstToken(**handoff_to_proto(name))
         self._metrics = metrics
         self._arrived_s = time.monotonic()
         self._scheduled_s = self._arrived_s

@@ -13,6 +13,7 @@ from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import ALLOWED, WriterState
 from baton.proto import handoff_pb2
+from baton.rpc.convert import handoff_to_proto, ticket_to_proto
 from baton.transfer.channels.ends import WriteOperation
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.memory.segments import Segment, nbytes
@@ -43,7 +44,7 @@ class HandoffWriter:
         self._peer = peer
         self._messages = messages
         self._origin = origin
-        name = f"writer of hand-off {handoff.request_id}/{handoff.attempt}"
+        name = f"writer of hand-off {handoff.name}"
         self._machine = StateMachine(name, ALLOWED, WriterState.WAITING)
         self._sent = Received(0, 0, 0)
         self._ticket: WrittenTicket
@@ -56,7 +57,7 @@ class HandoffWriter:
     def grant(self, claim: Claim) -> None:
         """Take the ticket: `write` comes next."""
         self._machine.move(WriterState.CONNECTING)
-        self._ticket = self._peer.ticket(claim.ticket_id, claim.generation)
+        self._ticket = self._peer.ticket(claim.ticket)
         self._peer.open_writes.opened(self._ticket)
 
     async def write(self, claim: Claim, target: StateRef) -> None:
@@ -86,10 +87,8 @@ class HandoffWriter:
             return None
         self._machine.move(WriterState.FLUSHING)
         return handoff_pb2.Done(
-            request_id=self._handoff.request_id,
-            attempt=self._handoff.attempt,
-            ticket_id=self._ticket.ticket_id,
-            generation=self._ticket.generation,
+            **handoff_to_proto(self._handoff.name),
+            **ticket_to_proto(self._ticket.ticket),
             segments=self._sent.segments,
             bytes_state=self._sent.bytes_state,
             bytes_kv=self._sent.bytes_kv,

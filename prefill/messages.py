@@ -1,28 +1,21 @@
 """Messages from the prefill worker to a decode rank about one hand-off."""
 
 from collections.abc import Callable
-from typing import TypedDict
 
+from baton.core.handoff_ids import HandoffId
 from baton.engine.request.events import PromptScored
 from baton.prefill.open_writes import WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
-from baton.rpc.convert import prompt_logprobs_to_proto
+from baton.rpc.convert import handoff_to_proto, prompt_logprobs_to_proto, ticket_to_proto
 
 Send = Callable[[handoff_pb2.PrefillMessage], None]
-
-
-class HandoffName(TypedDict):
-    """The name of one hand-off. attempt: the rank's count of hand-offs of the request."""
-
-    request_id: str
-    attempt: int
 
 
 class HandoffMessages:
     """Builds the messages about one hand-off and queues each on the rank's stream. Never waits."""
 
-    def __init__(self, name: HandoffName, send: Send) -> None:
-        self._name = name
+    def __init__(self, name: HandoffId, send: Send) -> None:
+        self._name = handoff_to_proto(name)
         self._send = send
 
     def want_destination(self, tokens: int) -> None:
@@ -51,8 +44,7 @@ class HandoffMessages:
         """
         moving = handoff_pb2.Moving(
             **self._name,
-            ticket_id=ticket.ticket_id,
-            generation=ticket.generation,
+            **ticket_to_proto(ticket.ticket),
             under_way=under_way,
             segments=segments,
         )
@@ -63,9 +55,7 @@ class HandoffMessages:
 
     def drained(self, ticket: WrittenTicket) -> None:
         """Prove to the rank that nothing more is written under `ticket`."""
-        drained = handoff_pb2.Drained(
-            **self._name, ticket_id=ticket.ticket_id, generation=ticket.generation
-        )
+        drained = handoff_pb2.Drained(**self._name, **ticket_to_proto(ticket.ticket))
         self._send(handoff_pb2.PrefillMessage(drained=drained))
 
     def failed(self, error: common_pb2.Error) -> None:

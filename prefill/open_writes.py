@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.core.handoff_ids import TicketId
 from baton.core.supervised import AsyncWork, OnFailure, ProcessSupervisor, spawn
 from baton.transfer.channels.ends import WriteOperation
 
@@ -17,8 +18,7 @@ class WrittenTicket:
 
     rank: str  # worker id
     incarnation: int
-    ticket_id: int
-    generation: int
+    ticket: TicketId
 
 
 class OpenWrites:
@@ -49,7 +49,7 @@ class OpenWrites:
             then()
             self.closed(ticket)
 
-        self.end(wait, f"drain of ticket {ticket.ticket_id} of {ticket.rank}")
+        self.end(wait, f"drain of ticket {ticket.ticket.number} of {ticket.rank}")
 
     def end(self, ending: AsyncWork, name: str) -> None:
         """Run `ending` to its end, also when the caller is cancelled meanwhile."""

@@ -21,12 +21,12 @@ from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.engine_request import EngineRequest
 from baton.prefill.first_token import FirstTokenRecord
 from baton.prefill.handoff_writer import HandoffWriter
-from baton.prefill.messages import HandoffMessages, HandoffName
+from baton.prefill.messages import HandoffMessages
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
 from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2
-from baton.rpc.convert import finished_to_proto
+from baton.rpc.convert import finished_to_proto, handoff_from_proto, ticket_from_proto
 from baton.rpc.errors import error_of, make_error
 from baton.rpc.streams import check_cancelled
 from baton.transfer.errors import ChannelError, TicketError
@@ -55,12 +55,11 @@ class OutgoingHandoff:
         on_end: Callable[["OutgoingHandoff"], None],
     ) -> None:
         """engine_id: see `EngineRequest`. on_end: called once, after the last move."""
-        self.key = (request.request_id, request.attempt)
-        name = HandoffName(request_id=request.request_id, attempt=request.attempt)
+        self.name = name = handoff_from_proto(request)
         self._context = context
         self._request = request
         self._on_end = on_end
-        self._handoff: Handoff = context.handoffs.open(*self.key)
+        self._handoff: Handoff = context.handoffs.open(name)
         self._engine = EngineRequest(
             context, request, engine_id, fetcher, self._handoff, self._raised
         )
@@ -234,8 +233,7 @@ class OutgoingHandoff:
 def _claim(request: handoff_pb2.PrefillRequest, destination: handoff_pb2.Destination) -> Claim:
     """Return the claim on the rank's ticket."""
     return Claim(
-        destination.ticket_id,
-        destination.generation,
+        ticket_from_proto(destination),
         prompt_hash(request.prompt_ids, request.cache_salt),
         sampling_hash(request.sampling),
     )
@@ -247,8 +245,8 @@ def _check(claim: Claim, destination: handoff_pb2.Destination) -> None:
     actual = (destination.prompt_hash, destination.sampling_hash)
     if expected != actual:
         raise TicketError(
-            f"ticket {claim.ticket_id} is for another prompt or cache salt, or for other sampling "
-            "parameters",
+            f"ticket {claim.ticket.number} is for another prompt or cache salt, or for other "
+            "sampling parameters",
             " ".join(f"{part:016x}" for part in expected),
             " ".join(f"{part:016x}" for part in actual),
         )

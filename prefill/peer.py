@@ -10,6 +10,12 @@ from baton.prefill.open_writes import OpenWrites
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer_connection import PeerConnection
 from baton.proto import common_pb2, handoff_pb2
+from baton.rpc.convert import (
+    handoff_from_proto,
+    handoff_to_proto,
+    ticket_from_proto,
+    ticket_to_proto,
+)
 from baton.rpc.handoff_joins import join_to_rank, joins, parts_of
 from baton.rpc.lease import Lease
 from baton.rpc.streams import Outbox, first_of
@@ -53,7 +59,7 @@ class DecodePeer:
 
     def forget(self, handoff: OutgoingHandoff) -> None:
         """Drop a hand-off that has ended. Idempotent."""
-        self._handoffs.pop(handoff.key, None)
+        self._handoffs.pop(handoff.name, None)
 
     async def serve(
         self, messages: AsyncIterator[handoff_pb2.DecodeMessage], context: aio.ServicerContext
@@ -93,13 +99,13 @@ class DecodePeer:
                 self._start(message.request)
             case "destination":
                 destination = message.destination
-                if handoff := self._find(destination.request_id, destination.attempt):
+                if handoff := self._handoffs.get(handoff_from_proto(destination)):
                     handoff.on_destination(destination)
                 else:
                     self._say_when_drained(destination)
             case "cancel":
                 cancel = message.cancel
-                if handoff := self._find(cancel.request_id, cancel.attempt):
+                if handoff := self._handoffs.get(handoff_from_proto(cancel)):
                     handoff.cancel(cancel.reason)
                 elif cancel.ticket_id:
                     self._say_when_drained(cancel)
@@ -110,15 +116,12 @@ class DecodePeer:
                 self.send(beat)
 
     def _start(self, request: handoff_pb2.PrefillRequest) -> None:
-        if self._find(request.request_id, request.attempt) is not None:
-            log.warning(
-                "request %s/%d was sent twice; the second is ignored",
-                request.request_id,
-                request.attempt,
-            )
+        name = handoff_from_proto(request)
+        if name in self._handoffs:
+            log.warning("request %s was sent twice; the second is ignored", name)
             return
         handoff = self._begin(request, self)
-        self._handoffs[handoff.key] = handoff
+        self._handoffs[name] = handoff
         handoff.begin()
 
     def _say_when_drained(self, about: _About) -> None:
@@ -126,16 +129,10 @@ class DecodePeer:
 
         The hand-off has ended, or belonged to an earlier stream of this rank.
         """
+        ticket = ticket_from_proto(about)
         drained = handoff_pb2.Drained(
-            request_id=about.request_id,
-            attempt=about.attempt,
-            ticket_id=about.ticket_id,
-            generation=about.generation,
+            **handoff_to_proto(handoff_from_proto(about)), **ticket_to_proto(ticket)
         )
         message = handoff_pb2.PrefillMessage(drained=drained)
-        ticket = self.peer_connection.ticket(about.ticket_id, about.generation)
-        self.peer_connection.open_writes.ask(ticket, lambda: self.send(message))
-
-    def _find(self, request_id: str, attempt: int) -> OutgoingHandoff | None:
-        """Return the hand-off. None if it has ended: the message about it came too late."""
-        return self._handoffs.get((request_id, attempt))
+        written = self.peer_connection.ticket(ticket)
+        self.peer_connection.open_writes.ask(written, lambda: self.send(message))

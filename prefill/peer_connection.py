@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from baton.core.handoff_ids import TicketId
 from baton.core.supervised import child
 from baton.prefill.open_writes import OpenWrites, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
@@ -96,8 +97,8 @@ class PeerConnection:
             return 0.0
         return self._choosing.result().sender.link.bytes_per_s
 
-    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
-        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
+    def ticket(self, ticket: TicketId) -> WrittenTicket:
+        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket)
 
     async def _chosen(self) -> ChosenChannel:
         return await asyncio.shield(self._choosing)

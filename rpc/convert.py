@@ -5,11 +5,13 @@ needs no line here. tests/rpc/test_convert.py compares the names.
 """
 
 from dataclasses import fields
+from typing import Protocol, TypedDict
 
 from baton.core.drafts import DraftCount, DraftUsage
 from baton.core.errors import RequestError
 from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2
@@ -23,6 +25,34 @@ _TO_REASON = {
     FinishReason.ERROR: common_pb2.ERROR,
 }
 _FROM_REASON = {number: reason for reason, number in _TO_REASON.items()}
+
+
+class HandoffFields(TypedDict):
+    """The name of a hand-off, as messages spell it."""
+
+    request_id: str
+    attempt: int
+
+
+class TicketFields(TypedDict):
+    """The name of a ticket, as messages spell it. Zeros: none was granted yet."""
+
+    ticket_id: int
+    generation: int
+
+
+class OfHandoff(Protocol):
+    """A message about one hand-off."""
+
+    request_id: str
+    attempt: int
+
+
+class OfTicket(Protocol):
+    """A message about one ticket."""
+
+    ticket_id: int
+    generation: int
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
@@ -157,3 +187,22 @@ def finished_from_proto(message: common_pb2.Finished) -> Finished:
         error=error_from_proto(message.error) if message.HasField("error") else None,
         synthetic_acceptance=message.synthetic_acceptance,
     )
+
+
+def handoff_to_proto(name: HandoffId) -> HandoffFields:
+    return {"request_id": name.request_id, "attempt": name.attempt}
+
+
+def handoff_from_proto(message: OfHandoff) -> HandoffId:
+    return HandoffId(message.request_id, message.attempt)
+
+
+def ticket_to_proto(ticket: TicketId | None) -> TicketFields:
+    if ticket is None:
+        return {"ticket_id": 0, "generation": 0}
+    return {"ticket_id": ticket.number, "generation": ticket.generation}
+
+
+def ticket_from_proto(message: OfTicket) -> TicketId:
+    """Return the ticket of a message that has one."""
+    return TicketId(message.ticket_id, message.generation)

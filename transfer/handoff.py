@@ -11,6 +11,7 @@ peer no longer writes. The prefill worker's side ends at `complete`, the decode 
 from collections.abc import Callable
 from enum import StrEnum
 
+from baton.core.handoff_ids import HandoffId
 from baton.transfer.state_machine import StateMachine
 
 
@@ -52,13 +53,12 @@ OnMove = Callable[["Handoff", HandoffState, HandoffState, str], None]
 
 
 class Handoff:
-    """The state of one hand-off, named by (request_id, attempt). Used by one thread."""
+    """The state of one hand-off, named by its id. Used by one thread."""
 
-    def __init__(self, request_id: str, attempt: int, on_move: OnMove) -> None:
-        self.request_id = request_id
-        self.attempt = attempt
+    def __init__(self, name: HandoffId, on_move: OnMove) -> None:
+        self.name = name
         self._machine = StateMachine(
-            f"hand-off {request_id}/{attempt}",
+            f"hand-off {name}",
             ALLOWED,
             HandoffState.QUEUED,
             lambda source, to, reason: on_move(self, source, to, reason),

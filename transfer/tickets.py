@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.state_ref import StateRef
 from baton.transfer.errors import FrameError, TicketError, TransferError
 from baton.transfer.memory.coverage import Coverage, LayeredCoverage
@@ -22,8 +23,7 @@ from baton.transfer.memory.segments import Kind, Segment, nbytes
 class Claim:
     """The proof that a writer shows before its first byte: its ticket, and what it computed."""
 
-    ticket_id: int
-    generation: int
+    ticket: TicketId
     prompt_hash: int
     sampling_hash: int
 
@@ -36,19 +36,14 @@ class Ticket:
     Made by `TicketTable.grant`.
     """
 
-    ticket_id: int
-    generation: int
-    request_id: str
-    attempt: int
+    handoff: HandoffId
+    claim: Claim  # that the writer must show
     target: StateRef
-    prompt_hash: int
-    sampling_hash: int
     state: Kind = Kind.STATE  # or SNAPSHOT: which kind of state the slot receives
 
     @property
-    def claim(self) -> Claim:
-        """Return the claim that the writer must show."""
-        return Claim(self.ticket_id, self.generation, self.prompt_hash, self.sampling_hash)
+    def name(self) -> TicketId:
+        return self.claim.ticket
 
 
 @dataclass(frozen=True)
@@ -136,8 +131,7 @@ class TicketTable:
 
     def grant(
         self,
-        request_id: str,
-        attempt: int,
+        handoff: HandoffId,
         target: StateRef,
         *,
         prompt_hash: int,
@@ -152,19 +146,11 @@ class TicketTable:
         """
         with self._lock:
             self._generation += 1
-            ticket_id = self._unused.pop() if self._unused else len(self._entries) + 1
-            ticket = Ticket(
-                ticket_id,
-                self._generation,
-                request_id,
-                attempt,
-                target,
-                prompt_hash,
-                sampling_hash,
-                state,
-            )
+            number = self._unused.pop() if self._unused else len(self._entries) + 1
+            claim = Claim(TicketId(number, self._generation), prompt_hash, sampling_hash)
+            ticket = Ticket(handoff, claim, target, state)
             kv = LayeredCoverage(len(self._memory.pages.layers))
-            self._entries[ticket_id] = _Entry(ticket, on_received, on_broken, kv)
+            self._entries[number] = _Entry(ticket, on_received, on_broken, kv)
         return ticket
 
     def admit(self, claim: Claim) -> None:
@@ -172,8 +158,8 @@ class TicketTable:
         ticket = self._entry(claim).ticket
         if claim != ticket.claim:
             raise TicketError(
-                f"ticket {claim.ticket_id} was granted for another prompt or cache salt, or for "
-                "other sampling parameters",
+                f"ticket {claim.ticket.number} was granted for another prompt or cache salt, or "
+                "for other sampling parameters",
                 expected=_hashes(ticket.claim),
                 actual=_hashes(claim),
             )
@@ -209,11 +195,11 @@ class TicketTable:
         with entry.lock:
             return entry.received
 
-    def segments(self, ticket_id: int, generation: int) -> int | None:
+    def segments(self, ticket: TicketId) -> int | None:
         """Return how many segments have arrived; None for a closed ticket."""
         with self._lock:
-            entry = self._entries.get(ticket_id)
-        if entry is None or entry.ticket.generation != generation:
+            entry = self._entries.get(ticket.number)
+        if entry is None or entry.ticket.name != ticket:
             return None
         with entry.lock:
             return entry.received.segments
@@ -230,12 +216,12 @@ class TicketTable:
 
     def broken(self, claim: Claim, error: TransferError) -> None:
         """Tell the ticket's owner that its bytes cannot be used. A closed ticket is ignored."""
-        self._break(claim.ticket_id, error, lambda ticket: ticket.claim == claim)
+        self._break(claim.ticket, error, lambda ticket: ticket.claim == claim)
 
-    def lost(self, ticket_id: int, generation: int, error: TransferError) -> None:
+    def lost(self, lost: TicketId, error: TransferError) -> None:
         """Tell the ticket's owner that its bytes do not come any more. A closed ticket is
         ignored."""
-        self._break(ticket_id, error, lambda ticket: ticket.generation == generation)
+        self._break(lost, error, lambda ticket: ticket.name == lost)
 
     def close(self, ticket: Ticket) -> bool:
         """Close a ticket: no byte is written under it after this returns.
@@ -243,11 +229,12 @@ class TicketTable:
         Waits for a copy that is under way. Returns False for a ticket that was closed already.
         """
         with self._lock:
-            entry = self._entries.get(ticket.ticket_id)
-            if entry is None or entry.ticket.generation != ticket.generation:
+            number = ticket.name.number
+            entry = self._entries.get(number)
+            if entry is None or entry.ticket.name != ticket.name:
                 return False
-            del self._entries[ticket.ticket_id]
-            self._unused.append(ticket.ticket_id)
+            del self._entries[number]
+            self._unused.append(number)
         with entry.lock:
             entry.open = False
         return True
@@ -255,23 +242,25 @@ class TicketTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _break(self, ticket_id: int, error: TransferError, same: Callable[[Ticket], bool]) -> None:
+    def _break(
+        self, broken: TicketId, error: TransferError, same: Callable[[Ticket], bool]
+    ) -> None:
         with self._lock:
-            entry = self._entries.get(ticket_id)
+            entry = self._entries.get(broken.number)
         if entry is not None and same(entry.ticket):
             self._tell(lambda: entry.on_broken(entry.ticket, error))
 
     def _entry(self, claim: Claim) -> _Entry:
         with self._lock:
-            entry = self._entries.get(claim.ticket_id)
+            entry = self._entries.get(claim.ticket.number)
         if entry is None:
             raise _closed(claim)
-        if entry.ticket.generation != claim.generation:
+        if entry.ticket.name != claim.ticket:
             raise TicketError(
-                f"ticket {claim.ticket_id} has another generation: the ticket of this write has "
-                "been closed",
-                expected=str(entry.ticket.generation),
-                actual=str(claim.generation),
+                f"ticket {claim.ticket.number} has another generation: the ticket of this write "
+                "has been closed",
+                expected=str(entry.ticket.name.generation),
+                actual=str(claim.ticket.generation),
             )
         return entry
 
@@ -283,14 +272,14 @@ class TicketTable:
             low, high = ticket.target.kv_from, ticket.target.tokens
         elif segment.kind is not ticket.state or segment.layers is not None:
             raise FrameError(
-                f"ticket {ticket.ticket_id} takes no {segment}",
+                f"ticket {ticket.name.number} takes no {segment}",
                 expected=f"bytes of a {ticket.state.name.lower()}",
                 actual=str(segment),
             )
         inside = low <= segment.start < segment.end <= high
         if not inside or (segment.kind is Kind.KV and not 0 <= layers[0] < layers[1] <= most):
             raise FrameError(
-                f"{segment} lies outside ticket {ticket.ticket_id}",
+                f"{segment} lies outside ticket {ticket.name.number}",
                 expected=f"within [{low}, {high}), {most} attention layers",
                 actual=str(segment),
             )
@@ -308,9 +297,9 @@ class TicketTable:
 
 def _closed(claim: Claim) -> TicketError:
     return TicketError(
-        f"ticket {claim.ticket_id} is not open: it was activated, cancelled or expired",
+        f"ticket {claim.ticket.number} is not open: it was activated, cancelled or expired",
         expected="an open ticket",
-        actual=f"ticket {claim.ticket_id}, generation {claim.generation}",
+        actual=f"ticket {claim.ticket.number}, generation {claim.ticket.generation}",
     )
 
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 
+from baton.core.handoff_ids import HandoffId
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.worker.transfer_metrics import TransferMetrics
 
@@ -23,8 +24,8 @@ class HandoffTracker:
         self._writing_since: dict[Handoff, float] = {}  # by `time.monotonic`
         self._states: Counter[HandoffState] = Counter()
 
-    def open(self, request_id: str, attempt: int) -> Handoff:
-        handoff = Handoff(request_id, attempt, self._moved)
+    def open(self, name: HandoffId) -> Handoff:
+        handoff = Handoff(name, self._moved)
         self._add(handoff.state, 1)
         return handoff
 
@@ -45,8 +46,7 @@ class HandoffTracker:
             logging.DEBUG if to in ON_THE_WAY else logging.INFO,
             "hand-off moved",
             extra={
-                "request_id": handoff.request_id,
-                "attempt": handoff.attempt,
+                **handoff.name._asdict(),
                 "from": source.value,
                 "to": to.value,
                 "reason": reason,

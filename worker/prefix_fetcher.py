@@ -9,6 +9,7 @@ from enum import StrEnum
 from grpc import aio
 
 from baton.core.errors import BatonError, RequestError
+from baton.core.handoff_ids import HandoffId
 from baton.core.supervised import child
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
@@ -16,6 +17,7 @@ from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.request.request import Reservation
 from baton.engine.sizing.plan import MemoryPlan
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.convert import ticket_to_proto
 from baton.rpc.errors import error_of_call
 from baton.rpc.peer_channels import PeerChannels
 from baton.transfer.channels.channel_set import Receiver
@@ -197,8 +199,7 @@ class PrefixFetcher:
     ) -> tuple[handoff_pb2.FetchedPrefix, bool]:
         """Return the source's answer, and whether every byte has arrived. No byte arrives later."""
         ticket = self._tickets.grant(
-            reservation.request_id,
-            0,
+            HandoffId(reservation.request_id, 0),
             reservation.state,
             prompt_hash=prompt_hash(prefix.token_ids, prefix.salt),
             sampling_hash=0,
@@ -211,8 +212,7 @@ class PrefixFetcher:
                 hello=await self._hello(),
                 token_ids=prefix.token_ids,
                 cache_salt=prefix.salt,
-                ticket_id=ticket.ticket_id,
-                generation=ticket.generation,
+                **ticket_to_proto(ticket.name),
                 kv_from=ticket.target.kv_from,
             )
             stub = handoff_pb2_grpc.PrefixesStub(await self._peers.to(source))

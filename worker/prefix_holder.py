@@ -14,6 +14,7 @@ from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.handoff.prefix_share import Loan
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.rpc.access import check_claim
+from baton.rpc.convert import ticket_from_proto
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import check_hello
 from baton.transfer.channels import frames
@@ -180,7 +181,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         chosen = await self._fenced.connect(offers, request.hello.worker)
         sender = chosen.sender
         hashed = prompt_hash(request.token_ids, request.cache_salt)
-        claim = Claim(request.ticket_id, request.generation, hashed, 0)
+        claim = Claim(ticket_from_proto(request), hashed, 0)
         memory, kv_from = self._context.memory, request.kv_from
         size = memory.slots.state_bytes + (loan.state.tokens - kv_from) * memory.pages.token_bytes
         # A fenced channel takes the place of the bytes from the ticket, not from the holder.

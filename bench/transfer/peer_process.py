@@ -15,6 +15,7 @@ import uvloop
 from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_handler
 
 from baton.bench.transfer.pools import Pools
+from baton.core.handoff_ids import HandoffId
 from baton.core.process_end import ending_owner
 from baton.deploy.process.tuning import keep_freed_memory
 from baton.rpc.channel_options import DATA_OPTIONS
@@ -121,10 +122,7 @@ class Peer:
                 return self._ticket.claim
             case "moving", (name, under_way, segments):
                 assert self._ticket is not None
-                ticket = self._ticket
-                self._receivers[name].moving(
-                    ticket.ticket_id, ticket.generation, under_way, segments
-                )
+                self._receivers[name].moving(self._ticket.name, under_way, segments)
             case "landed", (segments,):
                 return await self._all(segments)
             case "raw", (on,):
@@ -152,8 +150,7 @@ class Peer:
     def _grant(self) -> Ticket:
         self._applied = 0
         return self._tickets.grant(
-            "bench",
-            1,
+            HandoffId("bench", 1),
             self._pools.holder,
             prompt_hash=1,
             sampling_hash=1,

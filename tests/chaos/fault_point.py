@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from baton.core.handoff_ids import HandoffId
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.worker.handoff_tracker import HandoffTracker
 
@@ -56,8 +57,8 @@ class FaultPoint:
         """Let the process go on from its fault point. May be called from any thread."""
         self._go.set()
 
-    def _on_open(self, request_id: str, attempt: int) -> Handoff:
-        handoff: Handoff = self._open(request_id, attempt)
+    def _on_open(self, name: HandoffId) -> Handoff:
+        handoff: Handoff = self._open(name)
         self._at(handoff)
         return handoff
 
@@ -66,10 +67,11 @@ class FaultPoint:
         self._at(handoff)
 
     def _at(self, handoff: Handoff) -> None:
+        request_id, attempt = handoff.name
         if self._moves:
-            self._tell("moved", handoff.request_id, handoff.attempt, handoff.state)
+            self._tell("moved", request_id, attempt, handoff.state)
         point = self._point
-        if point is None or (point.request_id, point.state) != (handoff.request_id, handoff.state):
+        if point is None or (point.request_id, point.state) != (request_id, handoff.state):
             return
         self._point = None
         self._tell("reached")

@@ -77,9 +77,7 @@ class Side:
         self.failed: list[common_pb2.Error] = []
         self.arrived: list[list[int]] = []
         handoffs = SimpleNamespace(
-            open=lambda request_id, attempt: Handoff(
-                request_id, attempt, lambda h, source, to, why: self.moves.append(to)
-            ),
+            open=lambda name: Handoff(name, lambda h, source, to, why: self.moves.append(to)),
             close=lambda handoff: None,
         )
         context: Any = SimpleNamespace(handoffs=handoffs, worker_id="d0")
@@ -103,7 +101,7 @@ class Side:
         (message,) = self.link.sent
         destination = message.destination
         self.ticket: Ticket = self.tickets._entries[destination.ticket_id].ticket
-        assert destination.generation == self.ticket.generation
+        assert destination.generation == self.ticket.name.generation
 
     def say(self, **kind: Any) -> None:
         """Send a message of the prefill worker."""
@@ -123,7 +121,7 @@ class Side:
         done = handoff_pb2.Done(
             request_id="r",
             attempt=257,
-            ticket_id=self.ticket.ticket_id,
+            ticket_id=self.ticket.name.number,
             generation=generation,
             segments=sent.segments,
             bytes_state=sent.bytes_state,
@@ -153,13 +151,13 @@ async def test_done_and_every_byte_complete_a_hand_off_in_either_order(
     side, twin = Side(tokens), Side(tokens)
     sent = twin.write_all()
     if first == "done":
-        side.done(sent, side.ticket.generation)
+        side.done(sent, side.ticket.name.generation)
         assert not side.completed
         side.write_all()
     else:
         side.write_all()
         assert not side.completed
-        side.done(sent, side.ticket.generation)
+        side.done(sent, side.ticket.name.generation)
     assert side.completed == [side.reservation]
     assert side.moves == [S.SCHEDULED, S.RESERVED, S.WRITING, S.COMPLETE]
     assert not side.failed and not side.grants.given_back
@@ -175,7 +173,7 @@ async def test_a_done_of_other_counts_or_another_generation_is_a_loss_of_data(
 ) -> None:
     side = Side(seeded.randint(3, 50))
     sent = side.write_all()
-    generation = side.ticket.generation
+    generation = side.ticket.name.generation
     by = seeded.choice([-1, 1])
     counts = {name: getattr(sent, name) for name in ("segments", "bytes_state", "bytes_kv")}
     if wrong == "generation":
@@ -190,10 +188,7 @@ async def test_a_done_of_other_counts_or_another_generation_is_a_loss_of_data(
     assert side.grants.given_back == [side.reservation]
     assert len(side.tickets) == 0
     cancel = side.link.sent[-1].cancel
-    assert (cancel.ticket_id, cancel.generation) == (
-        side.ticket.ticket_id,
-        side.ticket.generation,
-    )
+    assert (cancel.ticket_id, cancel.generation) == side.ticket.name
 
 
 async def test_a_prefill_that_wants_room_for_another_prompt_is_refused() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.state_ref import StateRef
 from baton.decode.quarantine import Held, Quarantine, Writer
 from baton.engine.request.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.transfer.tickets import Ticket
+from baton.transfer.tickets import Claim, Ticket
 from baton.worker.host_process import (
     has_died,
     may_write_without_us,
@@ -50,12 +51,12 @@ class Room:
         self.quarantine = Quarantine(context, grants, lambda peer: None, lambda: self.now)
 
     def hold(self, writer: Writer, generation: int) -> Held:
-        handoff = Handoff("r", 1, lambda h, source, to, why: self.moves.append(to))
+        handoff = Handoff(HandoffId("r", 1), lambda h, source, to, why: self.moves.append(to))
         for state in (S.SCHEDULED, S.RESERVED):
             handoff.move(state)
         self.moves.clear()
         place = StateRef(1, (2,), 8)
-        ticket = Ticket(generation % 4, generation, "r", 1, place, 5, 6)
+        ticket = Ticket(handoff.name, Claim(TicketId(generation % 4, generation), 5, 6), place)
         reservation = Reservation(f"r.{generation}", place)
         held = Held(writer, ticket, reservation, handoff, S.CANCELLED)
         self.quarantine.hold(held, "a test")
@@ -70,16 +71,13 @@ def writer(name: str = "p0", incarnation: int = 1) -> Writer:
 def test_only_the_writers_word_on_this_very_ticket_ends_it() -> None:
     room = Room()
     held = room.hold(writer(), 7)
-    ticket = held.ticket
+    number, generation = ticket = held.ticket.name
     assert (room.posted, room.moves, room.freed) == (["quarantine"], [S.QUARANTINED], [])
-    for ticket_id, generation in (
-        (ticket.ticket_id, ticket.generation + 1),
-        (ticket.ticket_id + 1, ticket.generation),
-    ):
-        room.quarantine.drained(ticket_id, generation)
+    for other in (TicketId(number, generation + 1), TicketId(number + 1, generation)):
+        room.quarantine.drained(other)
         assert not room.freed
     for _ in range(2):  # a word that comes twice says nothing new
-        room.quarantine.drained(ticket.ticket_id, ticket.generation)
+        room.quarantine.drained(ticket)
     assert room.freed == [held.reservation]
     assert room.moves == [S.QUARANTINED, S.CANCELLED]
     assert room.closed == [held.handoff]
@@ -101,9 +99,7 @@ def test_a_peer_that_has_come_back_is_asked_for_every_ticket_that_it_holds() -> 
     held = [room.hold(writer(), generation) for generation in (4, 5)]
     room.hold(writer("p1"), 6)
     questions = room.quarantine.questions(writer().peer)
-    assert [(q.ticket_id, q.generation) for q in questions] == [
-        (h.ticket.ticket_id, h.ticket.generation) for h in held
-    ]
+    assert [(q.ticket_id, q.generation) for q in questions] == [h.ticket.name for h in held]
     assert not room.quarantine.questions(writer(incarnation=2).peer), "it cannot answer for it"
 
 
@@ -118,7 +114,7 @@ def test_a_peer_is_refused_past_the_bound_but_not_for_a_moment() -> None:
     refusal = room.quarantine.refusal(peer)
     assert refusal is not None and "p0" in refusal and f"{MOST} tickets" in refusal
     assert room.quarantine.refusal(writer("p1").peer) is None
-    room.quarantine.drained(1, 1)
+    room.quarantine.drained(TicketId(1, 1))
     assert room.quarantine.refusal(peer) is None
 
 

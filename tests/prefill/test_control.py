@@ -15,6 +15,7 @@ from grpc import aio
 from kit.polling import until
 from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
+from baton.core.handoff_ids import HandoffId
 from baton.core.sampling_params import SamplingParams
 from baton.core.state_ref import StateRef
 from baton.engine.engine import Engine
@@ -22,7 +23,7 @@ from baton.prefill.handoff_writer import HandoffWriter
 from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
-from baton.rpc.convert import sampling_to_proto
+from baton.rpc.convert import sampling_to_proto, ticket_to_proto
 from baton.rpc.handoff_joins import parts_of
 from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
@@ -93,8 +94,7 @@ class FakeRank:
     def grant(self, tokens: int) -> Ticket:
         pages = tuple(range(7, 7 + -(-tokens // 8)))
         return self.tickets.grant(
-            "r",
-            257,
+            HandoffId("r", 257),
             StateRef(3, pages, tokens),
             prompt_hash=prompt_hash(self.request.prompt_ids),
             sampling_hash=sampling_hash(self.request.sampling),
@@ -106,12 +106,11 @@ class FakeRank:
         fields: dict[str, Any] = {
             "request_id": "r",
             "attempt": 257,
-            "ticket_id": ticket.ticket_id,
-            "generation": ticket.generation,
+            **ticket_to_proto(ticket.name),
             "slot": ticket.target.slot,
             "pages": ticket.target.pages,
-            "prompt_hash": ticket.prompt_hash,
-            "sampling_hash": ticket.sampling_hash,
+            "prompt_hash": ticket.claim.prompt_hash,
+            "sampling_hash": ticket.claim.sampling_hash,
         }
         destination = handoff_pb2.Destination(**(fields | wrong))
         await self.call.write(handoff_pb2.DecodeMessage(destination=destination))
@@ -157,7 +156,7 @@ async def test_the_words_of_a_hand_off_come_in_order(seeded: random.Random) -> N
         ticket = rank.grant(len(prompt))
         await rank.send(ticket)
         done = await rank.next("done")
-        assert (done.ticket_id, done.generation) == (ticket.ticket_id, ticket.generation)
+        assert (done.ticket_id, done.generation) == ticket.name
         await prefill.reached(S.COMPLETE)
         got = rank.tickets.received(ticket.claim)
         assert (got.segments, got.bytes_state, got.bytes_kv) == (
@@ -249,7 +248,7 @@ async def test_a_ticket_for_another_request_is_not_written(
         failed = await rank.next("failed")
         assert "another prompt or cache salt, or for other" in failed.error.message
         drained = await rank.next("drained")
-        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
+        assert (drained.ticket_id, drained.generation) == ticket.name
         prefill.model.gate.open()
         await prefill.clean()
         assert rank.tickets.received(ticket.claim).segments == 0
@@ -288,7 +287,7 @@ async def test_the_first_token_says_that_all_is_written_where_it_was_before(
         prefill.model.gate.open()
         first = await rank.next("first_token")
         done = first.done
-        assert (done.ticket_id, done.generation) == (ticket.ticket_id, ticket.generation)
+        assert (done.ticket_id, done.generation) == ticket.name
         await prefill.reached(S.COMPLETE)
         got = rank.tickets.received(ticket.claim)
         assert got == Received(done.segments, done.bytes_state, done.bytes_kv)
@@ -346,7 +345,9 @@ async def test_a_cancel_that_names_a_ticket_is_answered_with_its_drain(
         await rank.next("wanted")
         ticket = rank.grant(len(prompt))
         cancel = handoff_pb2.CancelPrefill(
-            request_id="r", attempt=257, ticket_id=ticket.ticket_id, generation=ticket.generation
+            request_id="r",
+            attempt=257,
+            **ticket_to_proto(ticket.name),
         )
         if when == "before a ticket":  # it crosses the ticket, which comes too late
             await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
@@ -356,7 +357,7 @@ async def test_a_cancel_that_names_a_ticket_is_answered_with_its_drain(
             await rank.send(ticket)
             await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
         drained = await rank.next("drained")
-        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
+        assert (drained.ticket_id, drained.generation) == ticket.name
         if when == "long after":
             prefill.model.gate.open()
             await prefill.clean()
@@ -386,6 +387,6 @@ async def test_a_cancel_between_the_receipt_and_the_last_move_is_answered_with_i
         await rank.next("first_token")
         await rank.next("done")
         drained = await rank.next("drained")
-        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
+        assert (drained.ticket_id, drained.generation) == ticket.name
         assert prefill.been_in(S.CANCELLED) and not prefill.been_in(S.COMPLETE)
         await prefill.clean()

@@ -10,12 +10,13 @@ from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.state_ref import StateRef
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.request.request import Parked
 from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.handoff_writer import HandoffWriter
-from baton.prefill.messages import HandoffMessages, HandoffName
+from baton.prefill.messages import HandoffMessages
 from baton.prefill.open_writes import OpenWrites, WrittenTicket
 from baton.prefill.peer_connection import PeerConnection
 from baton.prefill.prompt_state import PromptState
@@ -27,8 +28,8 @@ from baton.transfer.memory.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 
 S = WriterState
-CLAIM = Claim(5, 9, 1, 2)
-TICKET = WrittenTicket("d0", 1, 5, 9)
+CLAIM = Claim(TicketId(5, 9), 1, 2)
+TICKET = WrittenTicket("d0", 1, TicketId(5, 9))
 TARGET = StateRef(0, ())
 TURNS = 20
 """Turns of the loop after which a task waits for what the test holds back."""
@@ -93,8 +94,8 @@ class FakePeer:
         await self._channel.connected.wait()
         return self._channel
 
-    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
-        return WrittenTicket("d0", 1, ticket_id, generation)
+    def ticket(self, ticket: TicketId) -> WrittenTicket:
+        return WrittenTicket("d0", 1, ticket)
 
 
 class Bench:
@@ -106,7 +107,7 @@ class Bench:
         self.channel = HeldChannel(memory)
         self.peer = FakePeer(self.channel)
         self.sent: list[handoff_pb2.PrefillMessage] = []
-        self.handoff = Handoff("r", 1, lambda *move: None)
+        self.handoff = Handoff(HandoffId("r", 1), lambda *move: None)
         for state in (HandoffState.SCHEDULED, HandoffState.RESERVED):
             self.handoff.move(state)
         self.prompt = PromptState(memory, tokens)
@@ -115,7 +116,7 @@ class Bench:
             self.prompt,
             memory.pages,
             cast(PeerConnection, self.peer),
-            HandoffMessages(HandoffName(request_id="r", attempt=1), self.sent.append),
+            HandoffMessages(HandoffId("r", 1), self.sent.append),
             "p0",
         )
         self.writing: asyncio.Task[None] | None = None

@@ -22,6 +22,7 @@ from transfer.wires import (
     tokens_of,
 )
 
+from baton.core.handoff_ids import TicketId
 from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.transfer.channels import frames
 from baton.transfer.channels.ends import WriteOperation
@@ -142,7 +143,7 @@ async def test_a_ticket_of_another_generation_counts_nothing(channel: str) -> No
     harmless."""
     async with connected(channel) as wire:
         ticket, before = wire.grant(), wire.target_bytes()
-        stale = Claim(ticket.ticket_id, ticket.generation + 1, 5, 6)
+        stale = Claim(TicketId(ticket.name.number, ticket.name.generation + 1), 5, 6)
         if wire.receiver.one_sided:
             await send(wire.open(ticket, stale), cut_state(SLOTS, 10))
         else:
@@ -156,7 +157,7 @@ async def test_a_ticket_of_another_generation_counts_nothing(channel: str) -> No
 async def test_a_writer_that_computed_something_else_counts_nothing(channel: str) -> None:
     async with connected(channel) as wire:
         ticket = wire.grant()
-        other = Claim(ticket.ticket_id, ticket.generation, 5, 7)
+        other = Claim(ticket.name, 5, 7)
         if wire.receiver.one_sided:
             await send(wire.open(ticket, other), ALL)
         else:

@@ -13,6 +13,7 @@ from kit.polling import until
 from transfer.layouts import SLOTS, Pools
 from transfer.wires import DEADLINE_S, SOURCE, TARGET, Wire, channel_context, connected
 
+from baton.core.handoff_ids import TicketId
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
 from baton.transfer.channels import frames
@@ -119,7 +120,7 @@ def unverified(pools: Pools, lease_s: float) -> ChannelContext:
 async def test_a_message_leaves_before_the_next_one_is_made() -> None:
     source, wire = Pools(), SilentCall()
     writing = GrpcWriteOperation(
-        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S), LinkRate()
+        wire, "d0", Claim(TicketId(1, 1), 5, 6), unverified(source, DEADLINE_S), LinkRate()
     )  # fmt: skip
     for sent, segment in enumerate(cut_state(SLOTS, 100), start=1):
         await writing.write(segment, SOURCE)
@@ -161,7 +162,7 @@ async def test_a_peer_that_takes_nothing_is_an_error_within_the_deadline() -> No
             await asyncio.get_running_loop().create_future()
 
     writing = GrpcWriteOperation(
-        Stuck(), "d0", Claim(1, 1, 5, 6), unverified(Pools(), 0.05), LinkRate()
+        Stuck(), "d0", Claim(TicketId(1, 1), 5, 6), unverified(Pools(), 0.05), LinkRate()
     )  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(ChannelError, match=r"d0 took no bytes for 0\.05 s"):
@@ -195,7 +196,7 @@ async def test_a_write_that_fails_measures_no_bandwidth(given_up: bool) -> None:
     link = LinkRate(lambda: next(now_s))
     for _ in range(5):  # the first stretch is not measured, and three are needed
         wire, context = Stuck(), unverified(Pools(), 0.05 if given_up else DEADLINE_S)
-        writing = GrpcWriteOperation(wire, "d0", Claim(1, 1, 5, 6), context, link)
+        writing = GrpcWriteOperation(wire, "d0", Claim(TicketId(1, 1), 5, 6), context, link)
         segment = asyncio.ensure_future(writing.write(next(cut_state(SLOTS, 100)), SOURCE))
         stuck.clear()
         async with asyncio.timeout(DEADLINE_S):
@@ -216,7 +217,7 @@ async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:
 
     source, wire = Pools(), Refusing()
     writing = GrpcWriteOperation(
-        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S), LinkRate()
+        wire, "d0", Claim(TicketId(1, 1), 5, 6), unverified(source, DEADLINE_S), LinkRate()
     )  # fmt: skip
     with pytest.raises(TicketError, match="the ticket is closed"):
         for segment in cut_state(SLOTS, 10):

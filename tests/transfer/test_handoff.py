@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from baton.core.handoff_ids import HandoffId
 from baton.transfer.errors import MoveError
 from baton.transfer.handoff import ALLOWED, Handoff, HandoffState
 
@@ -17,7 +18,7 @@ def at(state: HandoffState, moves: list[tuple[HandoffState, HandoffState, str]])
         for source, steps in list(path.items()):
             for to in sorted(ALLOWED[source]):
                 path.setdefault(to, (*steps, to))
-    handoff = Handoff("r", 1, lambda h, a, b, why: moves.append((a, b, why)))
+    handoff = Handoff(HandoffId("r", 1), lambda h, a, b, why: moves.append((a, b, why)))
     for step in path[state]:
         handoff.move(step)
     moves.clear()

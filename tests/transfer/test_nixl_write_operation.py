@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from baton.core.handoff_ids import TicketId
 from baton.core.state_ref import StateRef
 from baton.transfer.channels.nixl import write_operation
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Post
@@ -15,7 +16,7 @@ from baton.transfer.tickets import Claim, Received
 
 DEADLINE_S = 60.0
 HOLDER = StateRef(0, ())
-CLAIM = Claim(1, 2, 3, 4)
+CLAIM = Claim(TicketId(1, 2), 3, 4)
 
 
 class Written:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.state_ref import StateRef
 from baton.transfer.errors import FrameError, TicketError, TransferError
 from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
@@ -31,8 +32,7 @@ class Table:
         state: Kind = Kind.STATE,
     ) -> Ticket:
         return self.table.grant(
-            "r",
-            1,
+            HandoffId("r", 1),
             StateRef(slot, pages, TOKENS, kv_from),
             prompt_hash=7,
             sampling_hash=8,
@@ -86,12 +86,12 @@ def test_the_bytes_land_where_the_ticket_says_and_nowhere_else(table: Table) -> 
 def test_another_generation_is_refused_and_no_byte_changes(table: Table, step: int) -> None:
     ticket = table.grant()
     before = table.bytes()
-    stale = Claim(ticket.ticket_id, ticket.generation + step, 7, 8)
+    stale = Claim(TicketId(ticket.name.number, ticket.name.generation + step), 7, 8)
     segment = Segment(Kind.KV, 0, 4)
     with pytest.raises(TicketError, match="another generation") as refused:
         table.table.apply(stale, segment, payload(segment))
-    assert refused.value.expected == str(ticket.generation)
-    assert refused.value.actual == str(ticket.generation + step)
+    assert refused.value.expected == str(ticket.name.generation)
+    assert refused.value.actual == str(ticket.name.generation + step)
     with pytest.raises(TicketError):
         table.table.admit(stale)
     assert table.bytes() == before
@@ -102,8 +102,8 @@ def test_a_closed_ticket_takes_no_byte_even_when_its_id_is_used_again(table: Tab
     assert table.table.close(first)
     assert not table.table.close(first)
     second = table.grant()
-    assert second.ticket_id == first.ticket_id
-    assert second.generation > first.generation
+    assert second.name.number == first.name.number
+    assert second.name.generation > first.name.generation
     before = table.bytes()
     segment = Segment(Kind.STATE, 0, 10)
     with pytest.raises(TicketError):
@@ -115,7 +115,7 @@ def test_a_closed_ticket_takes_no_byte_even_when_its_id_is_used_again(table: Tab
 
 def test_an_unknown_ticket_is_refused(table: Table) -> None:
     with pytest.raises(TicketError, match="not open"):
-        table.table.admit(Claim(3, 101, 7, 8))
+        table.table.admit(Claim(TicketId(3, 101), 7, 8))
 
 
 @pytest.mark.parametrize(("prompt", "sampling"), [(1, 8), (7, 1)])
@@ -125,7 +125,7 @@ def test_a_writer_that_computed_something_else_is_not_admitted(
     ticket = table.grant()
     table.table.admit(ticket.claim)
     with pytest.raises(TicketError, match="another prompt"):
-        table.table.admit(Claim(ticket.ticket_id, ticket.generation, prompt, sampling))
+        table.table.admit(Claim(ticket.name, prompt, sampling))
 
 
 @pytest.mark.parametrize(

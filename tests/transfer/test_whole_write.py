@@ -24,6 +24,7 @@ from transfer.wires import (
     tokens_of,
 )
 
+from baton.core.handoff_ids import TicketId
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.proto.version import PROTOCOL_MINOR
 from baton.rpc.channel_options import DATA_OPTIONS
@@ -111,7 +112,7 @@ async def test_wrong_bytes_break_the_ticket_on_both_sides(monkeypatch: pytest.Mo
 async def test_a_claim_on_another_ticket_writes_nothing(ahead: int, hashed: int) -> None:
     async with connected("grpc") as wire:
         ticket, before = wire.grant(), wire.target_bytes()
-        claim = Claim(ticket.ticket_id, ticket.generation + ahead, 5, hashed)
+        claim = Claim(TicketId(ticket.name.number, ticket.name.generation + ahead), 5, hashed)
         with pytest.raises(TicketError, match="another"):
             await send(wire, ticket, claim=claim)
         assert wire.target_bytes() == before

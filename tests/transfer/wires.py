@@ -13,6 +13,7 @@ from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
+from baton.core.handoff_ids import HandoffId
 from baton.core.state_ref import StateRef
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.layout.layout import PageLayout, SlotLayout
@@ -56,8 +57,7 @@ class Wire:
 
     def grant(self, kv_from: int = 0) -> Ticket:
         return self.tickets.grant(
-            "r",
-            1,
+            HandoffId("r", 1),
             replace(TARGET, kv_from=kv_from),
             prompt_hash=5,
             sampling_hash=6,
@@ -75,9 +75,7 @@ class Wire:
         return self.connection.open(
             claim or ticket.claim,
             TARGET,
-            lambda under_way, segments: self.receiver.moving(
-                ticket.ticket_id, ticket.generation, under_way, segments
-            ),
+            lambda under_way, segments: self.receiver.moving(ticket.name, under_way, segments),
             size,
         )
 

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from baton.core.handoff_ids import HandoffId
 from baton.core.role import Role
 from baton.transfer.handoff import HandoffState
 from baton.worker.handoff_tracker import HandoffTracker
@@ -27,7 +28,7 @@ def test_an_end_is_logged_and_steps_of_the_way_only_for_debugging(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="baton")
     tracker = HandoffTracker(WorkerMetrics("d0", Role.DECODE).transfers)
-    handoff = tracker.open("r", 1)
+    handoff = tracker.open(HandoffId("r", 1))
     for state in way:
         handoff.move(state, "because")
     tracker.close(handoff)

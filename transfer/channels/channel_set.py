@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from baton.core.handoff_ids import TicketId
 from baton.core.supervised import child
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Channel
@@ -134,10 +135,10 @@ class Receiver:
         for name in self._one_sided.intersection(self._receivers):
             self._drop(name)
 
-    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+    def moving(self, ticket: TicketId, under_way: bool, segments: int) -> None:
         """Pass on the sender's word; see OnMoving."""
         for receiver in self._receivers.values():
-            receiver.moving(ticket_id, generation, under_way, segments)
+            receiver.moving(ticket, under_way, segments)
 
     async def close(self) -> None:
         """Tear down what ties the peer to this worker's memory. After this returns nothing is

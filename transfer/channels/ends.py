@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from baton.core.handoff_ids import TicketId
 from baton.core.state_ref import StateRef
 from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.memory.segments import Kind, Segment
@@ -104,7 +105,7 @@ class ChannelReceiver(Protocol):
         """Note that the peer has picked this channel."""
         ...
 
-    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+    def moving(self, ticket: TicketId, under_way: bool, segments: int) -> None:
         """Take the sender's word; see OnMoving. It may be about a ticket that is closed: what a
         cancelled hand-off has under way may need this side in order to end."""
         ...

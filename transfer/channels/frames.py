@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from baton.core.handoff_ids import TicketId
 from baton.transfer.errors import ChecksumError, FrameError, TicketError, TransferError
 from baton.transfer.memory.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received
@@ -40,9 +41,7 @@ PROBE = b"BTNP"
 
 
 def encode_opening(claim: Claim) -> bytes:
-    return _OPENING.pack(
-        MAGIC, claim.ticket_id, claim.generation, claim.prompt_hash, claim.sampling_hash
-    )
+    return _OPENING.pack(MAGIC, *claim.ticket, claim.prompt_hash, claim.sampling_hash)
 
 
 def decode_opening(frame: bytes) -> Claim:
@@ -52,7 +51,8 @@ def decode_opening(frame: bytes) -> Claim:
             expected=f"{_OPENING.size} bytes from {MAGIC!r}",
             actual=f"{len(frame)} bytes from {frame[:4]!r}",
         )
-    return Claim(*_OPENING.unpack(frame)[1:])
+    _, number, generation, *hashes = _OPENING.unpack(frame)
+    return Claim(TicketId(number, generation), *hashes)
 
 
 @dataclass(frozen=True)

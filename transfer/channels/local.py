@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.core.handoff_ids import TicketId
 from baton.core.state_ref import StateRef
 from baton.core.supervised import child
 from baton.proto.common_pb2 import WorkerIdentity
@@ -50,7 +51,7 @@ class LocalReceiver:
     def chosen(self) -> None:
         """Do nothing: the sender has found the landing."""
 
-    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+    def moving(self, ticket: TicketId, under_way: bool, segments: int) -> None:
         """Do nothing: the sender's thread copies."""
 
     async def close(self) -> None:

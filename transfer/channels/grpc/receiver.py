@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 import grpc
 from grpc import aio
 
+from baton.core.handoff_ids import TicketId
 from baton.proto.version import PROTOCOL_MINOR
 from baton.transfer.channels import frames
 from baton.transfer.channels.ends import OnBytes
@@ -119,7 +120,7 @@ class GrpcReceiver:
     def chosen(self) -> None:
         """Do nothing: the servicer serves whoever has a ticket."""
 
-    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+    def moving(self, ticket: TicketId, under_way: bool, segments: int) -> None:
         """Do nothing: gRPC makes progress by itself."""
 
     async def close(self) -> None:

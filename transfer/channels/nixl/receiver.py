@@ -3,6 +3,7 @@
 import logging
 import threading
 
+from baton.core.handoff_ids import TicketId
 from baton.core.state_ref import StateRef
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
@@ -31,18 +32,17 @@ class NixlReceiver:
         self._tickets = context.tickets
         self._lock = threading.Lock()
         self._probing = True
-        self._moving: dict[tuple[int, int], tuple[bool, int]] = {}  # by ticket and generation
+        self._moving: dict[TicketId, tuple[bool, int]] = {}
         self.endpoint = encode_endpoint(agent, context.memory.spans)
         self._poller.wake(self)
 
     def chosen(self) -> None:
         self._probing = False
 
-    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
-        name = ticket_id, generation
+    def moving(self, ticket: TicketId, under_way: bool, segments: int) -> None:
         with self._lock:
-            if under_way or name in self._moving:  # else nothing of it is looked for
-                self._moving[name] = (under_way, segments)
+            if under_way or ticket in self._moving:  # else nothing of it is looked for
+                self._moving[ticket] = (under_way, segments)
         if under_way:
             self._poller.wake(self)
 
@@ -69,8 +69,8 @@ class NixlReceiver:
         self._awaited()
         with self._lock:
             under_way = list(self._moving)
-        for ticket_id, generation in under_way:
-            self._tickets.lost(ticket_id, generation, why)
+        for ticket in under_way:
+            self._tickets.lost(ticket, why)
 
     def _drop(self) -> None:
         """Destroy the agent. Called on the poller's thread."""
@@ -101,8 +101,8 @@ class NixlReceiver:
     def _awaited(self) -> bool:
         """Return True while any write is under way. Forgets the hand-offs that have ended."""
         with self._lock:
-            for name, (under_way, segments) in list(self._moving.items()):
-                here = self._tickets.segments(*name)
+            for ticket, (under_way, segments) in list(self._moving.items()):
+                here = self._tickets.segments(ticket)
                 if not under_way and (here is None or here >= segments):
-                    del self._moving[name]
+                    del self._moving[ticket]
             return bool(self._moving)
