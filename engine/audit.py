@@ -57,9 +57,10 @@ def audit(
     for request in requests:
         if not request.owned <= set(request.pages):
             findings.append(f"request {request.request_id} owns pages that its page list lacks")
-        if request.computed > len(request.pages) * pools.page_size:
+        computed = request.lengths.computed
+        if computed > len(request.pages) * pools.page_size:
             findings.append(
-                f"request {request.request_id} has computed {request.computed} tokens but owns "
+                f"request {request.request_id} has computed {computed} tokens but owns "
                 f"{len(request.pages)} pages of {pools.page_size}"
             )
         if not bool(request.slot) == bool(request.pages) == bool(request.table_row):

@@ -56,7 +56,7 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
 def queued_tokens(running: Iterable[Request], waiting: Iterable[Request]) -> int:
     """Return the tokens to compute before all of these requests decode, cached ones among them."""
     begun = sum(
-        request.target - request.computed
+        request.target - request.lengths.computed
         for request in running
         if request.plain_place < 0 and not request.decodes
     )

@@ -156,7 +156,7 @@ class Reservations:
         request.pages = list(state.pages)
         request.table_row = self._pools.take_row(state.pages, request.history)
         request.owned = set(reservation.owned)
-        request.computed = request.settled = state.tokens
+        request.lengths.computed = request.lengths.settled = state.tokens
         request.admissions += 1
         request.node = reservation.node
         self._counters.adopted_tokens += state.tokens

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from baton.core.cache_salt import SHARED
 from baton.core.drafts import DraftTally
@@ -101,11 +102,27 @@ ALLOWED_MOVES = {
 }
 
 
+@dataclass(slots=True)
+class RequestLengths:
+    """The lengths of a request, in tokens. computed <= target <= total = prompt + output."""
+
+    computed: int = 0  # whose state the last planned step leaves behind
+    sampled: int = 0  # of the output, with those that planned steps sample
+    settled: int = 0  # whose KV and state are known to be there: their step is over
+
+
+class LengthColumns(Protocol):
+    """The columns that know the lengths of the requests in them."""
+
+    def read_lengths(self, request: "Request", into: RequestLengths) -> None:
+        """Write the lengths of `request`, which is here, into the copy that it has of them."""
+        ...
+
+
 class Request:
     """One request inside the engine. Only the scheduler's side of the engine changes it.
 
     It has more than 20 fields because a step's plan and its result change them one by one.
-    Lengths, in tokens: computed <= target <= total = prompt + output.
 
     Large because the scheduler, the forward and the prefix cache each keep facts about a request,
     and a step of 256 rows reads all of them in one pass.
@@ -113,28 +130,27 @@ class Request:
 
     __slots__ = (
         "_known",
+        "_lengths",
         "_prompt_key",
         "admissions",
         "announced",
         "branch",
         "cached_kv",
         "cached_tokens",
-        "computed",
         "drafted",
         "drafts_in_flight",
         "node",
         "output",
         "owned",
         "pages",
+        "plain_columns",
         "plain_place",
         "promotion",
         "request_id",
         "resumes_from",
         "rules",
-        "sampled",
         "scored",
         "serial",
-        "settled",
         "slot",
         "spec",
         "state",
@@ -160,7 +176,7 @@ class Request:
         self.stopper = stopper
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)
-        self.sampled = len(self.output)  # output tokens, with those that planned steps sample
+        self._lengths = RequestLengths(sampled=len(self.output))
         self.slot = 0  # its own; 0: none
         # Where the state of `computed` tokens lies: in its own slot, or in a snapshot's, which its
         # next row reads. 0 before the first row.
@@ -178,15 +194,15 @@ class Request:
         # Of its next admission; None: nobody has looked, as where there is no other memory.
         self.promotion: Promotion | None = None
         self.admissions = 0
-        self.computed = 0  # tokens whose state the last planned step leaves behind
-        # Drafts of steps in flight: `computed` and `sampled` may be so many more, and count none.
+        # Drafts of steps in flight: what is computed and sampled may be so many more, and counts
+        # none.
         self.drafts_in_flight = 0
         self.drafted = DraftTally()
-        self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
-        # Its place in `PlainTable`, which alone knows `computed`, `sampled` and `settled` then. -1:
-        # it is not there.
+        # `PlainTable`, which alone knows its lengths then, and its place there; None, -1: it is
+        # not there.
+        self.plain_columns: LengthColumns | None = None
         self.plain_place = -1
         self._known: list[int] | None = None  # made where they are asked for in each step
         self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
@@ -197,18 +213,32 @@ class Request:
         return Owner.TRANSFER if self.spec.hold else Owner.LIVE
 
     @property
+    def lengths(self) -> RequestLengths:
+        """Its lengths of now. What is changed in them counts only while it is not in the plain
+        table.
+        """
+        if self.plain_columns is not None:
+            self.plain_columns.read_lengths(self, self._lengths)
+        return self._lengths
+
+    def leave_columns(self) -> None:
+        """Know its lengths by itself again."""
+        self._lengths = self.lengths
+        self.plain_columns, self.plain_place = None, -1
+
+    @property
     def settled_state(self) -> StateRef:
         """The state of its settled tokens."""
-        return StateRef(self.slot, tuple(self.pages), self.settled)
+        return StateRef(self.slot, tuple(self.pages), self.lengths.settled)
 
     @property
     def pending(self) -> int:
         """Tokens that planned steps sample, not known on the host yet."""
-        return self.sampled - len(self.output)
+        return self.lengths.sampled - len(self.output)
 
     @property
     def total(self) -> int:
-        return len(self.spec.prompt_ids) + self.sampled
+        return len(self.spec.prompt_ids) + self.lengths.sampled
 
     @property
     def target(self) -> int:
@@ -216,21 +246,22 @@ class Request:
         spec = self.spec
         if spec.hold:
             return len(spec.prompt_ids) + max(0, len(self.output) - 1)
-        return len(spec.prompt_ids) + self.sampled  # total, a call less
+        return len(spec.prompt_ids) + self.lengths.sampled  # total, a call less
 
     @property
     def decodes(self) -> bool:
         """True if its next step computes its newest token alone, and samples the one after it. A
         held request is computed up to the token before its newest.
         """
-        spec = self.spec
-        started = self.computed >= len(spec.prompt_ids)
-        return started and self.target - self.computed == 1 and not spec.hold
+        spec, lengths = self.spec, self.lengths
+        prompt = len(spec.prompt_ids)
+        started = lengths.computed >= prompt
+        return started and prompt + lengths.sampled - lengths.computed == 1 and not spec.hold
 
     @property
     def exhausted(self) -> bool:
         """True if it ends, by its length, with a step that is planned already."""
-        return self.sampled >= self.stopper.limit
+        return self.lengths.sampled >= self.stopper.limit
 
     @property
     def most_computed(self) -> int:

@@ -61,7 +61,7 @@ class Canary:
     def adopted(self, request: Request) -> None:
         """Note that a peer has written the state of the request's computed tokens."""
         where = f"request {request.request_id}, adopted,"
-        tokens = request.token_ids(0, request.computed)
+        tokens = request.token_ids(0, request.lengths.computed)
         marks = self._marks(tokens, request.spec.cache_salt)
         self._received(marks, request.slot, request.pages, request.owned, where)
 

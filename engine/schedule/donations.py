@@ -55,17 +55,18 @@ class Donations:
         """
         if self.pools.caching and request.node is not None:
             page_size = self.pools.page_size
-            self._insert(request, request.settled // page_size * page_size, ())
+            self._insert(request, request.lengths.settled // page_size * page_size, ())
 
     def donate_live(self, request: Request) -> None:
         """Give the cache the live state of a request that is over (no_buffer, page size 1)."""
         pools = self.pools
-        if not pools.caching or request.node is None or request.settled != request.computed:
+        settled = request.lengths.settled
+        if not pools.caching or request.node is None or settled != request.lengths.computed:
             return
-        if request.settled and request.slot:
+        if settled and request.slot:
             pools.slots.move(request.slot, request.owner, Owner.CACHE)
-            kept = [Snapshot(request.settled, request.slot)]
-            spare = self._insert(request, request.settled, kept)
+            kept = [Snapshot(settled, request.slot)]
+            spare = self._insert(request, settled, kept)
             pools.give_back_slots(spare, Owner.CACHE)
             request.slot = 0
 

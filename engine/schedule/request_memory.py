@@ -44,7 +44,7 @@ class RequestMemory:
         request.node = request.resumes_from = match.node
         request.state_slot = match.snapshot or 0
         request.pages = list(match.pages)
-        request.computed = request.settled = match.depth
+        request.lengths.computed = request.lengths.settled = match.depth
         request.branch = cache.branch_point(match, grid)
         return match
 
@@ -52,13 +52,13 @@ class RequestMemory:
         """Count that `request` is admitted with the prefix that `resume` gave it."""
         counters = self._counters
         counters.prompt_tokens += request.target
-        counters.state_hit_tokens += request.computed
+        counters.state_hit_tokens += request.lengths.computed
         counters.kv_hit_tokens += match.kv_depth
         counters.branch_points += request.branch is not None
         if request.promotion is not None:
-            counters.host_hit_tokens += request.promotion.spared(request.computed)
+            counters.host_hit_tokens += request.promotion.spared(request.lengths.computed)
         if not request.admissions:
-            request.cached_tokens, request.cached_kv = request.computed, match.kv_depth
+            request.cached_tokens, request.cached_kv = request.lengths.computed, match.kv_depth
         request.admissions += 1
 
     def count_guess(self, seconds: float) -> None:
@@ -166,7 +166,7 @@ class RequestMemory:
         request.owned.clear()
         request.slot = request.state_slot = 0
         request.pages = []
-        request.computed = request.settled = request.drafts_in_flight = 0
+        request.lengths.computed = request.lengths.settled = request.drafts_in_flight = 0
         request.branch = None
 
 

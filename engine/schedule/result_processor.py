@@ -129,10 +129,10 @@ class ResultProcessor:
             self._memory.count_drafts(request, sources, accepted)
             if row.most_drafts and self._drafter is not None:
                 self._drafter.verified(request, sources, window.drafts, accepted)
-            request.sampled += accepted
+            request.lengths.sampled += accepted
             if request.slot:  # else it was preempted
                 self._check_start(request, window)
-                request.computed += accepted
+                request.lengths.computed += accepted
                 request.drafts_in_flight -= row.most_drafts
         reached = range(window.start + 1, window.start + accepted + 2)
         self._donations.drop([t for t in row.tracked if t.depth not in reached])
@@ -143,10 +143,10 @@ class ResultProcessor:
 
     @staticmethod
     def _check_start(request: Request, window: WindowResult) -> None:
-        if window.start != request.settled:
+        if window.start != request.lengths.settled:
             raise InvariantError(
                 f"request {request.request_id}: a step began at {window.start} tokens, but "
-                f"{request.settled} were computed"
+                f"{request.lengths.settled} were computed"
             )
 
     def _process_row(
@@ -219,7 +219,7 @@ class ResultProcessor:
         """Note that the row's KV and state are computed, and give its snapshots to the cache."""
         if self._canary is not None:
             self._canary.step(request, row)
-        request.settled = row.end
+        request.lengths.settled = row.end
         if request.resumes_from is not None and row.start == request.resumes_from.depth:
             self._memory.snapshot_read(request)
         if row.tracked:

@@ -60,25 +60,23 @@ class RowPlanner:
         self.single[request.serial] = request
 
     def leave(self, request: Request) -> None:
-        """Note that `request` does not run, if it did. It knows its lengths."""
+        """Note that `request` does not run, if it did."""
         if self._drafter is not None:
             self._drafter.forget(request)
         self.plain.discard(request)
         self.single.pop(request.serial, None)
 
     def leave_plain(self, request: Request) -> None:
-        """Plan the next rows of a running request one by one. It knows its lengths."""
+        """Plan the next rows of a running request one by one."""
         if request.plain_place >= 0:
             self.plain.discard(request)
             self.single[request.serial] = request
 
     def check(self, running: Iterable[Request], in_flight: Iterable[Row]) -> list[str]:
-        """Describe what is wrong in `plain` and `single`. [] when all is well. Requests know their
-        lengths after it.
+        """Describe what is wrong in `plain` and `single`. [] when all is well.
 
         in_flight: the rows whose results are not processed.
         """
-        self.plain.write_back()
         running, rows = list(running), list(in_flight)
         findings = self.plain.check(rows)
         for request in running:
@@ -95,7 +93,7 @@ class RowPlanner:
 
     def lacks_pages_alone(self, request: Request) -> bool:
         """Return true if the next row of a request of `plain` is plain where it has a page."""
-        return request.computed < self._plain_limit(request, self.plain.draw(request))
+        return request.lengths.computed < self._plain_limit(request, self.plain.draw(request))
 
     def extend(self, request: Request) -> None:
         """Let the next rows of a request of `plain`, which has got a page, be plain too."""
@@ -103,7 +101,8 @@ class RowPlanner:
 
     def row(self, request: Request, end: int) -> Row:
         """Plan that `request` computes its tokens up to `end`, which its pages cover already."""
-        spec, start = request.spec, request.computed
+        spec, lengths = request.spec, request.lengths
+        start = lengths.computed
         reaches = end == request.target
         held_as_given = spec.hold and bool(request.output)
         samples = reaches and spec.sampling.max_tokens > 0 and not held_as_given
@@ -121,11 +120,11 @@ class RowPlanner:
             tracked=self._tracker.prefill(request, start, end),
             parks=request.request_id if reaches and spec.hold else "",
             parked_pages=tuple(request.pages) if reaches and spec.hold else (),
-            position=request.sampled,
+            position=lengths.sampled,
         )
-        request.computed = end
+        lengths.computed = end
         request.state_slot = request.slot
-        request.sampled += row.draw is not None
+        lengths.sampled += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
             self._scores_left -= row.scores.logits
@@ -170,11 +169,11 @@ class RowPlanner:
     def draft_row(self, request: Request, drafts: Drafts) -> Row:
         """Plan that `request` computes its newest token and `drafts`, as far as its pages go.
 
-        How many of them are right is not known: `computed` and `drawn` count the newest token
-        alone until the step is over. The row writes the request's own slot, and a snapshot beside
-        it.
+        How many of them are right is not known: its lengths count the newest token alone until the
+        step is over. The row writes the request's own slot, and a snapshot beside it.
         """
-        start, overlap_slack = request.computed, request.drafts_in_flight
+        lengths, overlap_slack = request.lengths, request.drafts_in_flight
+        start = lengths.computed
         end = start + overlap_slack + 1 + drafts.most
         row = Row(
             request.serial,
@@ -188,7 +187,7 @@ class RowPlanner:
             self._draw(request),
             None,
             self._tracker.window(start, end),
-            position=request.sampled,
+            position=lengths.sampled,
             drafts=drafts.token_ids,
             draft_draws=drafts.draws,
             draft_sources=drafts.sources,
@@ -197,9 +196,9 @@ class RowPlanner:
             room=min(request.most_computed, len(request.pages) * self._page_size),
         )
         request.drafts_in_flight += drafts.most
-        request.computed = start + 1
+        lengths.computed = start + 1
         request.state_slot = request.slot
-        request.sampled += 1
+        lengths.sampled += 1
         return row
 
     def decode_row(self, request: Request) -> Row:
@@ -208,15 +207,16 @@ class RowPlanner:
         A tracked row leaves its state in the snapshot's slot alone: the next row reads it there and
         writes the request's own slot, so nothing is copied.
         """
-        start = request.computed
-        request.computed = start + 1
+        lengths = request.lengths
+        start = lengths.computed
+        lengths.computed = start + 1
         read, write = request.state_slot, request.slot
         tracked = self._tracker.decode(start + 1)
         if tracked:
             write = tracked[0].slot
         request.state_slot = write
-        draw, position = self._draw(request), request.sampled
-        request.sampled += 1
+        draw, position = self._draw(request), lengths.sampled
+        lengths.sampled += 1
         self._note_plain(request)
         return Row(
             request.serial,
@@ -248,7 +248,7 @@ class RowPlanner:
         if request.rules is not None or request.state_slot != request.slot:
             return
         end = self._plain_end(request, draw := self._draw(request))
-        if request.computed < end:
+        if request.lengths.computed < end:
             self._joining.append((request, draw, end))
 
     def _plain_end(self, request: Request, draw: Draw) -> int:
@@ -261,7 +261,8 @@ class RowPlanner:
         """Return where the rows end that more pages would suffice for: as far as no snapshot is
         due, the answer goes on unless a stop ends it, and all sample by `draw`.
         """
-        computed, drawn = request.computed, request.sampled
+        lengths = request.lengths
+        computed, drawn = lengths.computed, lengths.sampled
         left = request.stopper.limit - 1 - drawn  # the last token's row is not plain
         if draw.short:
             left = min(left, request.spec.sampling.min_tokens - drawn)
@@ -287,7 +288,7 @@ class RowPlanner:
 
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
-        short = request.sampled < sampling.min_tokens and bool(request.stopper.stop_ids)
+        short = request.lengths.sampled < sampling.min_tokens and bool(request.stopper.stop_ids)
         allowed = None if request.rules is None else request.rules.allowed()
         return Draw(sampling, short, allowed)
 

@@ -120,7 +120,7 @@ class Scheduler:
         return any(request.admissions and request.turn < turn for request in self.waiting)
 
     def leave_plain(self, request: Request) -> None:
-        """Plan the next rows of `request` one by one; it knows its lengths now."""
+        """Plan the next rows of `request` one by one."""
         self._planner.leave_plain(request)
 
     def settle(self, rows: PlainRows) -> list[int]:
@@ -130,7 +130,7 @@ class Scheduler:
     def check(self, in_flight: Iterable[Batch]) -> list[str]:
         """Describe what is wrong in the books of running requests. [] when all is well.
 
-        in_flight: the steps whose results are not processed. Requests know their lengths after it.
+        in_flight: the steps whose results are not processed.
         """
         rows = [row for batch in in_flight for row in batch.all_rows]
         return self._planner.check(self.running, rows)
@@ -196,7 +196,7 @@ class Scheduler:
                 continue
             if request.plain_place >= 0:
                 if self._planner.lacks_pages_alone(request):
-                    if self._make_room(request, request.computed + 1):
+                    if self._make_room(request, request.lengths.computed + 1):
                         self._planner.extend(request)
                     continue
                 self.leave_plain(request)
@@ -215,8 +215,8 @@ class Scheduler:
             if budget:  # a long prompt gives way to what came later and goes first
                 budget = self._plan_waiting(prefill, budget, outbox, request.turn)
             end = self._chunk_end(request, budget, first=not prefill)
-            if end > request.computed and self._make_room(request, end):
-                budget -= end - request.computed
+            if end > request.lengths.computed and self._make_room(request, end):
+                budget -= end - request.lengths.computed
                 prefill.append(self._planner.row(request, end))
         return budget
 
@@ -230,7 +230,9 @@ class Scheduler:
         drafts = self._planner.drafts(request)
         self._memory.count_guess(perf_counter() - began)
         if drafts.most and not self._memory.grow(request, _newest(request, drafts.most)):
-            drafts = drafts.first(len(request.pages) * self._pools.page_size - request.computed - 1)
+            drafts = drafts.first(
+                len(request.pages) * self._pools.page_size - request.lengths.computed - 1
+            )
         if not drafts.most and not request.drafts_in_flight:
             return self._planner.decode_row(request)
         return self._planner.draft_row(request, drafts)
@@ -254,7 +256,7 @@ class Scheduler:
                     self._memory.release(request)
                     match = self._memory.resume(request, 0, self._grid)
                 end = self._chunk_end(request, budget, first=not prefill)
-                if end == request.computed:
+                if end == request.lengths.computed:
                     self._memory.release(request)
                     return budget
                 self._memory.count_hit(request, match)
@@ -268,7 +270,7 @@ class Scheduler:
                 self._insert(request)
                 if not request.announced:
                     _announce(request, outbox)
-                budget -= end - request.computed
+                budget -= end - request.lengths.computed
                 prefill.append(self._planner.row(request, end))
         return budget
 
@@ -308,8 +310,8 @@ class Scheduler:
         return len(awaiting) >= self._held_slots or pages > self._held_pages
 
     def _chunk_end(self, request: Request, budget: int, first: bool) -> int:
-        budget = min(budget, self._planner.scored_limit(request) - request.computed)
-        return chunk_end(request.computed, request.target, budget, self._grid, first)
+        budget = min(budget, self._planner.scored_limit(request) - request.lengths.computed)
+        return chunk_end(request.lengths.computed, request.target, budget, self._grid, first)
 
     def _make_room(self, request: Request, tokens: int) -> bool:
         """Take pages for `tokens` tokens, preempting requests whose turn comes after. Returns false
@@ -342,7 +344,9 @@ class Scheduler:
 
 def _newest(request: Request, drafts: int = 0) -> int:
     """Return the tokens of a sequence up to its newest one and `drafts` behind it, at most."""
-    return min(request.computed + request.drafts_in_flight + 1 + drafts, request.most_computed)
+    return min(
+        request.lengths.computed + request.drafts_in_flight + 1 + drafts, request.most_computed
+    )
 
 
 def _turn(request: Request) -> Turn:

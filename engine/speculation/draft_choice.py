@@ -103,7 +103,7 @@ class DraftChoice:
         time.
         """
         record = self._records.get(request.serial)
-        if record is None or request.computed < record.next_look:
+        if record is None or request.lengths.computed < record.next_look:
             return
         if record.drafting and not record.by_layer:
             return
@@ -114,7 +114,7 @@ class DraftChoice:
         """Return the tokens up to which the rows of a request have no drafts."""
         record = self._records.get(request.serial)
         if record is None or record.drafting:
-            return request.computed
+            return request.lengths.computed
         return record.next_look
 
     def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:

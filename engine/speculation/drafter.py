@@ -55,7 +55,7 @@ class Drafter:
 
         The answer never gets past its length: a row samples one token more than it has drafts.
         """
-        most = min(most, self._most, request.stopper.limit - request.sampled - 1)
+        most = min(most, self._most, request.stopper.limit - request.lengths.sampled - 1)
         if self._choice is not None:
             most = min(most, self._choice.guesses(request, self._ahead))
         if most <= 0:
@@ -97,7 +97,9 @@ class Drafter:
 
     def plain_until(self, request: Request) -> int:
         """Return the tokens up to which the rows of a request have no drafts."""
-        return request.computed if self._choice is None else self._choice.plain_until(request)
+        return (
+            request.lengths.computed if self._choice is None else self._choice.plain_until(request)
+        )
 
     def ended(self, request: Request) -> None:
         """Note that an answer is over. `forget` comes too."""

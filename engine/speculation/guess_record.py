@@ -37,7 +37,7 @@ class GuessRecord:
         self.forget_layer()
         self.right = FadingShare(0.5, _WEIGHT)
         self.found = FadingShare(0.0, _WEIGHT)
-        self._plain_from = request.computed
+        self._plain_from = request.lengths.computed
         self._text: tuple[int, ...] = ()  # that may follow, of a text beside the request's own
         self._seen = 0  # tokens of the answer that were compared
         self.next_look = 0  # tokens that are computed then
@@ -82,11 +82,11 @@ class GuessRecord:
     def keep_plain(self, ahead: Ahead) -> None:
         """Note that the request decodes plainly from now on: it is looked at soon."""
         self.drafting = self.by_layer = False
-        self._plain_from = self.request.computed
+        self._plain_from = self.request.lengths.computed
         self._begin(ahead)
 
     def _begin(self, ahead: Ahead) -> None:
-        computed = self.request.computed
+        computed = self.request.lengths.computed
         # Half as many again as since it is plain, so that what changes soon is seen soon.
         gap = min(max((computed - self._plain_from) // 2, _SHORTEST_GAP), _LONGEST_GAP)
         self._seen = len(self.request.output)

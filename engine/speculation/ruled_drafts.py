@@ -51,7 +51,7 @@ class RuledDrafts:
         if self._rules is not None and allowed is None:
             return False
         sampling = request.spec.sampling
-        drawn = request.sampled + len(self._kept) + 1
+        drawn = request.lengths.sampled + len(self._kept) + 1
         short = drawn < sampling.min_tokens and bool(request.stopper.stop_ids)
         self._kept.append(token)
         self._draws.append(Draw(sampling, short, allowed))

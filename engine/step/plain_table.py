@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from baton.engine.request.draw import DRAW_RECORD, Draw
-from baton.engine.request.request import Request
+from baton.engine.request.request import Request, RequestLengths
 from baton.engine.step.batch import Row
 from baton.engine.step.plain_rows import NO_GROUP, NO_PLAIN, PlainGroup, PlainRows
 
@@ -22,8 +22,7 @@ class PlainTable:
     last. A step whose requests are those of the last step costs two additions of arrays; only
     requests that join and leave are looked at one by one.
 
-    While a request is here, the columns alone know its `computed` and `sampled`, and how much of it
-    is `settled`; it learns them when it leaves, or by `write_back`.
+    While a request is here, the columns alone know its lengths, and `Request.lengths` reads them.
     """
 
     def __init__(self) -> None:
@@ -48,9 +47,9 @@ class PlainTable:
 
     def add(self, request: Request, draw: Draw, end: int) -> None:
         """Add `request`, whose rows that begin below `end` are plain and sample by `draw`."""
-        place, row = len(self._requests), request.table_row
+        place, row, lengths = len(self._requests), request.table_row, request.lengths
         self._make_room(place, row)
-        request.plain_place = place
+        request.plain_columns, request.plain_place = self, place
         self._requests.append(request)
         self._request_ids.append(request.request_id)
         self._outputs.append(request.output)
@@ -59,13 +58,13 @@ class PlainTable:
         self._watched += request.stopper.watches
         self._joins += 1
         self._columns[:, place] = (
-            request.admissions, self._joins, row, request.slot, request.computed, request.sampled,
+            request.admissions, self._joins, row, request.slot, lengths.computed, lengths.sampled,
             end,
         )  # fmt: skip
         self._records[place] = draw.record
         self._joined[row] = self._joins
-        self._settled[row] = request.settled
-        self._steps_left = min(self._steps_left, end - request.computed)
+        self._settled[row] = lengths.settled
+        self._steps_left = min(self._steps_left, end - lengths.computed)
         self._group = None
 
     def discard(self, request: Request) -> None:
@@ -73,9 +72,8 @@ class PlainTable:
         place = request.plain_place
         if place < 0:
             return
-        self._write_back(request)
+        request.leave_columns()
         self._joined[request.table_row] = 0
-        request.plain_place = -1
         stop_ids = request.stopper.stop_ids
         self._stop_ids[stop_ids] -= 1
         if not self._stop_ids[stop_ids]:
@@ -93,22 +91,19 @@ class PlainTable:
 
     def ended(self) -> list[Request]:
         """Return the requests whose plain rows end here. Each is to be extended or discarded before
-        `take`. They know their lengths.
+        `take`.
         """
         if self._steps_left > 0:
             return []
         columns = self._columns[:, : len(self._requests)]
         left = columns[_END] - columns[_START]
         self._steps_left = int(left.min(initial=sys.maxsize, where=left > 0))
-        ended = [self._requests[place] for place in np.flatnonzero(left <= 0).tolist()]
-        for request in ended:
-            self._write_back(request)
-        return ended
+        return [self._requests[place] for place in np.flatnonzero(left <= 0).tolist()]
 
     def extend(self, request: Request, end: int) -> None:
         """Let the next rows of `request` that begin below `end` be plain too."""
         self._columns[_END, request.plain_place] = end
-        self._steps_left = min(self._steps_left, end - request.computed)
+        self._steps_left = min(self._steps_left, end - request.lengths.computed)
 
     def draw(self, request: Request) -> Draw:
         """Return how the rows of `request` sample."""
@@ -142,11 +137,6 @@ class PlainTable:
         self._settled[at] = np.where(here, settled, self._settled[at])
         return np.flatnonzero(~here).tolist()
 
-    def write_back(self) -> None:
-        """Let every request know what it has computed, drawn and settled."""
-        for request in self._requests:
-            self._write_back(request)
-
     def check(self, in_flight: Iterable[Row]) -> list[str]:
         """Describe what differs between the table and its requests. [] when all is well.
 
@@ -166,8 +156,7 @@ class PlainTable:
                 request.slot, computed, drawn,
                 computed - computing[request.serial, request.admissions],
             )  # fmt: skip
-            settled = max(request.settled, int(self._settled[request.table_row]))
-            noted = *self._columns[:_END, place].tolist(), settled
+            noted = *self._columns[:_END, place].tolist(), request.lengths.settled
             if request.plain_place != place or request.state_slot != request.slot:
                 findings.append(f"request {request.request_id} is not at its place among the plain")
             if noted != expected:
@@ -192,10 +181,11 @@ class PlainTable:
         )
         return self._group
 
-    def _write_back(self, request: Request) -> None:
-        request.computed, request.sampled = self._columns[_MOVING, request.plain_place].tolist()
+    def read_lengths(self, request: Request, into: RequestLengths) -> None:
+        """Write the lengths of `request`, which is here, into its copy of them."""
+        into.computed, into.sampled = self._columns[_MOVING, request.plain_place].tolist()
         # A row of it that is not plain may have been settled after it joined.
-        request.settled = max(request.settled, int(self._settled[request.table_row]))
+        into.settled = max(into.settled, int(self._settled[request.table_row]))
 
     def _make_room(self, place: int, row: int) -> None:
         """Let the columns have `place`, and what is kept by table row have `row`."""

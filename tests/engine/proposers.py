@@ -122,9 +122,9 @@ class RandomChoice(DraftChoice):
         return True
 
     def guesses(self, request: Request, ahead: Ahead) -> int:
-        if request.computed >= self._until.get(request.serial, 0):
-            self._until[request.serial] = request.computed + self._rng.randrange(1, 12)
+        if request.lengths.computed >= self._until.get(request.serial, 0):
+            self._until[request.serial] = request.lengths.computed + self._rng.randrange(1, 12)
         return self._now - 1 if self._rng.random() < 0.6 else 0
 
     def plain_until(self, request: Request) -> int:
-        return self._until.get(request.serial, request.computed)
+        return self._until.get(request.serial, request.lengths.computed)

@@ -112,12 +112,12 @@ def test_a_row_behind_a_snapshot_of_its_own_drafts_from_it(
     drafts = Drafter.drafts
 
     def none_at_the_grid(drafter: Drafter, request: Request, most: int) -> Drafts:
-        at_grid = (request.computed + 1) % GRID == 0
+        at_grid = (request.lengths.computed + 1) % GRID == 0
         return NO_DRAFTS if at_grid else drafts(drafter, request, min(most, to_grid(request) - 1))
 
     def to_grid(request: Request) -> int:
         """Tokens up to which a row is no longer than the one before the grid."""
-        return GRID - 1 - request.computed % GRID
+        return GRID - 1 - request.lengths.computed % GRID
 
     monkeypatch.setattr(Drafter, "drafts", none_at_the_grid)
     specs = [asked(n, SHORT + n, 160) for n in range(4)]

@@ -20,7 +20,7 @@ def long_way(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     decode_row = RowPlanner.decode_row
 
     def noted(self: RowPlanner, request: Request) -> object:
-        found.append(request.computed)
+        found.append(request.lengths.computed)
         return decode_row(self, request)
 
     monkeypatch.setattr(RowPlanner, "decode_row", noted)

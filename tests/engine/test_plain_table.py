@@ -40,15 +40,17 @@ class DecodeRows:
 
     def of(self, batch: Batch) -> list[Row]:
         """The rows of the planned step that decode, each of which says what its request does."""
-        self._engine._scheduler._planner.plain.write_back()
         rows = list(batch.all_rows[: batch.decode_rows])
         assert len({row.serial for row in rows}) == len(rows), "a request has one row in a step"
         for row in rows:
             request = self._engine._requests.at(row.serial)
             assert request is not None
-            assert (row.start, row.end) == (request.computed - 1, request.computed)
+            assert (row.start, row.end) == (request.lengths.computed - 1, request.lengths.computed)
             assert row.end == len(request.spec.prompt_ids) + row.position
-            assert (row.position, row.admission) == (request.sampled - 1, request.admissions)
+            assert (row.position, row.admission) == (
+                request.lengths.sampled - 1,
+                request.admissions,
+            )
             assert (row.write_slot, row.table_row) == (request.state_slot, request.table_row)
         for row in batch.all_rows:
             last = self._last.get((row.serial, row.admission))

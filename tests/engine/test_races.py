@@ -251,10 +251,12 @@ def test_a_row_of_an_earlier_admission_changes_nothing() -> None:
     (request,) = engine._scheduler.running
     engine._scheduler._preempt(request)
     engine.plan_step()  # admitted again, from the start
-    assert request.admissions == 2 and request.computed == 32
+    assert request.admissions == 2 and request.lengths.computed == 32
     engine.step()
     assert_clean(engine)
-    assert request.settled == 0, "the first chunk went into pages that are not its own any more"
+    assert request.lengths.settled == 0, (
+        "the first chunk went into pages that are not its own any more"
+    )
     events = run(engine)
     assert tokens_of(events, "a") == expected_tokens(HashModel(), prompt, 5)
     assert engine.counters.snapshots_donated < engine.counters.snapshots_written
