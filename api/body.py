@@ -1,6 +1,6 @@
 """The bases of all request bodies and of the objects in them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -14,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from baton.api.fields.field_table import FieldPlace
-from baton.api.fields.request_fields import FieldCheck, given_fields, labels_in
+from baton.api.fields.field_table import FieldPlace, FieldUse
+from baton.api.fields.request_fields import FieldCheck, add_fields, given_fields, labels_in
 from baton.api.prepared import Prepared
+from baton.core.errors import InvariantError
 
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
@@ -30,6 +31,19 @@ def _names(kind: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
+def _uses(kind: type[BaseModel]) -> Iterator[tuple[str, FieldUse]]:
+    """Yield what becomes of each field of a body, those of its own class first. Raises
+    InvariantError for a field that does not say it."""
+    own = [name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())]
+    for name in dict.fromkeys(own):
+        if name in kind.model_fields:
+            field = kind.model_fields[name]
+            use = next((mark for mark in field.metadata if isinstance(mark, FieldUse)), None)
+            if use is None:
+                raise InvariantError(f"{kind.__name__}.{name} lacks its use: `works` or `label`")
+            yield field.alias or name, use
+
+
 class Body(BaseModel):
     """An object in a request body: typed fields, and no others but those of its place in
     the table of fields. A null is the same as no field.
@@ -38,7 +52,13 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     place: ClassVar[FieldPlace | None] = None
-    """Its place in the table. None: it has the fields of its class alone."""
+    """Its place in the table, to which it adds its fields: each has a `FieldUse` in its type. None:
+    it has the fields of its class alone."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        if cls.place is not None:
+            add_fields(cls.place, dict(_uses(cls)))
 
     @model_validator(mode="wrap")
     @classmethod

@@ -16,6 +16,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
+# The classes of bodies add their fields, which errors about the bodies of other endpoints name.
+import baton.api.anthropic.body
+import baton.api.openai.chat_schema
+import baton.api.openai.completion_schema
+import baton.api.responses.body
+import baton.api.sglang.schema  # noqa: F401
 from baton.api.backend import ModelInfo
 from baton.api.large.job import LENGTH, EncodeJob, Job, Parsed, ParseJob, Refused, Result
 from baton.api.prepared import Prepared

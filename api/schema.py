@@ -9,7 +9,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, label, works
 from baton.api.fields.request_fields import REFUSED, FieldCheck, UnknownFields
 from baton.api.json_schemas import JsonSchemas
 from baton.api.requests import checked_sampling
@@ -133,7 +133,7 @@ Biases = Annotated[dict[int, float], BeforeValidator(_by_token_id), WithJsonSche
 class StreamOptions(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.STREAM_OPTIONS
 
-    include_usage: bool = False
+    include_usage: Annotated[bool, works("the numbers of tokens, at the end")] = False
 
 
 class SamplingFields(Body):
@@ -143,21 +143,24 @@ class SamplingFields(Body):
     limits.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    logit_bias: Biases | None = None
-    allowed_token_ids: Annotated[ListOf[int], Field(min_length=1)] | None = None
-    bad_words: Strings = ()
-    stop: Strings = ()
-    stop_regex: Strings = ()
-    stop_token_ids: ListOf[int] | None = None
-    ignore_eos: bool = False
+    temperature: Annotated[float | None, works("sampling")] = None
+    top_k: Annotated[int | None, works("sampling")] = None
+    top_p: Annotated[float | None, works("sampling")] = None
+    min_p: Annotated[float | None, works("sampling")] = None
+    repetition_penalty: Annotated[float | None, works("sampling, before the temperature")] = None
+    presence_penalty: Annotated[float | None, works("sampling, before the temperature")] = None
+    frequency_penalty: Annotated[float | None, works("sampling, before the temperature")] = None
+    seed: Annotated[int | None, works("the noise of sampling")] = None
+    logit_bias: Annotated[Biases | None, works("added to logits, after the penalties")] = None
+    allowed_token_ids: Annotated[
+        Annotated[ListOf[int], Field(min_length=1)] | None,
+        works("no other token comes, an end token included"),
+    ] = None
+    bad_words: Annotated[Strings, works("never spelt by the tokens that they are made of")] = ()
+    stop: Annotated[Strings, works("ends the answer")] = ()
+    stop_regex: Annotated[Strings, works("ends the answer; no anchors, no looking around")] = ()
+    stop_token_ids: Annotated[ListOf[int] | None, works("ends the answer")] = None
+    ignore_eos: Annotated[bool, works("true: the end token does not end the answer")] = False
 
     def given(self) -> dict[str, Any]:
         """Return the fields above that are not None."""
@@ -168,45 +171,71 @@ class SamplingFields(Body):
 class SamplingBody(SamplingFields, RequestBody):
     """The fields of both OpenAI endpoints: OpenAI's own, then those that engines commonly add.
 
-    Large because each is a name that clients send; `FIELDS` says what it is for.
+    Large because each is a name that clients send; its mark says what it is for.
     """
 
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    model: Annotated[str | None, works("the served name; default and an empty one are any")] = None
+    n: Annotated[int | None, works("answers to each prompt")] = None
+    stream: Annotated[bool | None, works("the reply comes in parts")] = None
+    stream_options: Annotated[
+        StreamOptions | None, works("what a stream has besides its parts")
+    ] = None
+    max_tokens: Annotated[int | None, works("most and fewest tokens of an answer")] = None
 
-    min_tokens: int = 0
-    repeat_penalty: float | None = None  # the name that Open WebUI and llama.cpp have
-    include_stop_str_in_output: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: bool = True
-    priority: int | None = None  # a larger value goes first; None: 0
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None  # the older name of routed_dp_rank
-    timeout: float | None = None  # seconds from here to the end of the answer
-    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
-    extra_key: str | None = None  # SGLang's name for it; where both are given, both count
-    explain: bool = False  # the reply says why the request was placed as it was
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] = "left"
+    min_tokens: Annotated[int, works("most and fewest tokens of an answer")] = 0
+    repeat_penalty: Annotated[float | None, works("as repetition_penalty")] = (
+        None  # the name that Open WebUI and llama.cpp have
+    )
+    include_stop_str_in_output: Annotated[bool, works("true: a stop string stays in the text")] = (
+        False
+    )
+    no_stop_trim: Annotated[bool, works("as include_stop_str_in_output")] = False
+    skip_special_tokens: Annotated[bool, works("false: special tokens are shown")] = True
+    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
+        None  # a larger value goes first; None: 0
+    )
+    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
+    data_parallel_rank: Annotated[int | None, works("the decode rank to use")] = (
+        None  # the older name of routed_dp_rank
+    )
+    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
+        None  # seconds from here to the end of the answer
+    )
+    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
+        None  # only requests of the same salt share cached prefixes
+    )
+    extra_key: Annotated[str | None, works("who shares cached prefixes")] = (
+        None  # SGLang's name for it; where both are given, both count
+    )
+    explain: Annotated[bool, works("true: the reply says why the request was placed as it was")] = (
+        False  # the reply says why the request was placed as it was
+    )
+    prompt_logprobs: Annotated[int | None, works("alternatives at each token of the prompt")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, works("most prompt tokens; -1: what the context leaves")
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"], works("left (the default) or right: the side that is cut")
+    ] = "left"
 
-    response_format: ResponseFormat | None = None
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: ListOf[str] | None = None
-    guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: Annotated[ResponseFormat | None, works("a grammar")] = None
+    json_schema: Annotated[str | None, works("a grammar")] = None
+    regex: Annotated[str | None, works("a grammar")] = None
+    ebnf: Annotated[str | None, works("a grammar")] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
+    guided_json: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
+    guided_regex: Annotated[str | None, works("a grammar")] = None
+    guided_choice: Annotated[ListOf[str] | None, works("a grammar")] = None
+    guided_grammar: Annotated[str | None, works("a grammar")] = None
+    structured_outputs: Annotated[StructuredOutputs | None, works("a grammar")] = None
 
-    rid: str | None = None
-    request_id: str | None = None
-    user: str | None = None
+    rid: Annotated[str | None, works("the id that /abort_request takes", carried=True)] = None
+    request_id: Annotated[
+        str | None, label("the id that /abort_request takes, if there is no rid", carried=True)
+    ] = None
+    user: Annotated[
+        str | None, label("the id that /abort_request takes, if there is no rid", carried=True)
+    ] = None
 
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""

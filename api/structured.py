@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.json_schemas import ANY_OBJECT, JsonSchemas, SchemaJson
 from baton.api.structural_tags import StructuralTags
 from baton.core.grammar import Grammar, GrammarKind
@@ -20,8 +20,10 @@ class JsonSchema(Body):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.JSON_SCHEMA
 
-    content: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None  # True: refused if a part of it cannot be enforced
+    content: Annotated[dict[str, Any], works("a grammar")] = Field(alias="schema")
+    strict: Annotated[bool | None, works("what cannot be enforced is refused")] = (
+        None  # True: refused if a part of it cannot be enforced
+    )
 
 
 class ResponseFormat(Body):
@@ -29,13 +31,15 @@ class ResponseFormat(Body):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSE_FORMAT
 
-    type: str
-    json_schema: JsonSchema | None = None
-    content: dict[str, Any] | None = Field(None, alias="schema")
+    type: Annotated[str, works("a grammar")]
+    json_schema: Annotated[JsonSchema | None, works("a grammar")] = None
+    content: Annotated[dict[str, Any] | None, works("a grammar")] = Field(None, alias="schema")
     """The schema of json_object, and of json_schema as llama.cpp has it."""
-    structures: ListOf[dict[str, Any]] | None = None  # of structural_tag
-    triggers: ListOf[str] | None = None
-    format: dict[str, Any] | None = None
+    structures: Annotated[ListOf[dict[str, Any]] | None, works("a grammar")] = (
+        None  # of structural_tag
+    )
+    triggers: Annotated[ListOf[str] | None, works("a grammar")] = None
+    format: Annotated[dict[str, Any] | None, works("a grammar")] = None
 
     def grammar(self, schemas: JsonSchemas) -> Grammar | None:
         """Return the grammar of the format. Raises `ApiError`."""
@@ -71,13 +75,13 @@ class StructuredOutputs(Body):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.STRUCTURED
 
-    schema_: dict[str, Any] | str | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: ListOf[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_additional_properties: bool | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    schema_: Annotated[dict[str, Any] | str | None, works("a grammar")] = Field(None, alias="json")
+    regex: Annotated[str | None, works("a grammar")] = None
+    choice: Annotated[ListOf[str] | None, works("a grammar")] = None
+    grammar: Annotated[str | None, works("a grammar")] = None
+    json_object: Annotated[bool | None, works("a grammar")] = None
+    disable_additional_properties: Annotated[bool | None, works("true: as --closed-objects")] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
 
     def grammars(self, schemas: JsonSchemas) -> dict[str, Grammar | None]:
         """Return the grammar of each field that was given. Raises `ApiError`."""

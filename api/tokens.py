@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from baton.api.backend import Backend, ModelInfo
 from baton.api.body import ListOf, RequestBody
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.openai.messages import Messages
 from baton.api.openai.tools import Tools
 from baton.api.prepared import Prepared
@@ -26,14 +26,18 @@ class TokenizeBody(RequestBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.TOKENIZE
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None  # None: True for a prompt, False for messages
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool = True
-    tools: Tools | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: Annotated[str | None, works("the served name; default and an empty one are any")] = None
+    prompt: Annotated[str | None, works("a text; or else messages")] = None
+    messages: Annotated[Messages | None, works("the chat template, unchanged")] = None
+    add_special_tokens: Annotated[
+        bool | None, works("the tokenizer; a chat's default is false")
+    ] = None  # None: True for a prompt, False for messages
+    return_token_strs: Annotated[bool | None, works("the text of each token")] = None
+    add_generation_prompt: Annotated[bool, works("variable of the chat template")] = True
+    tools: Annotated[Tools | None, works("the chat template, unchanged")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, works("variables of the chat template")
+    ] = None
 
     async def prepare(
         self, text: TextService, models: Sequence[ModelInfo], owner: str | None
@@ -80,8 +84,8 @@ class TokenizeBody(RequestBody):
 class DetokenizeBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.DETOKENIZE
 
-    model: str | None = None
-    tokens: ListOf[int]
+    model: Annotated[str | None, works("the served name; default and an empty one are any")] = None
+    tokens: Annotated[ListOf[int], works("the ids")]
 
     async def prepare(
         self, text: TextService, models: Sequence[ModelInfo], owner: str | None

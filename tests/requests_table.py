@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+import baton.api.http
+import baton.api.sglang.routes  # noqa: F401  # the classes of all bodies add their fields
+from baton.api.fields.field_table import FieldClass, FieldPlace, FieldUse
+from baton.api.fields.request_fields import BY_PLACE
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/requests.md"
 BEGIN, END = "<!-- begin generated -->\n", "<!-- end generated -->\n"
@@ -18,20 +21,19 @@ def tables() -> str:
 def rows(place: FieldPlace) -> str:
     """Return the rows of one object: fields that share all but their name share a row."""
     found: dict[tuple[FieldClass, str], list[str]] = {}
-    for field in FIELDS:
-        if place in field.places:
-            found.setdefault((field.kind, purpose(field)), []).append(f"`{field.name}`")
+    for name, use in BY_PLACE[place].items():
+        found.setdefault((use.kind, purpose(use)), []).append(f"`{name}`")
     order = list(FieldClass)
     ordered = sorted(found.items(), key=lambda item: order.index(item[0][0]))
     return "".join(f"| {', '.join(names)} | {kind} | {goes} |\n" for (kind, goes), names in ordered)
 
 
-def purpose(field: RequestField) -> str:
+def purpose(use: FieldUse) -> str:
     """Return what the row says about a field's values."""
-    values = ", ".join(f"`{json.dumps(value)}`" for value in field.values)
-    if field.kind is FieldClass.NEUTRAL:
+    values = ", ".join(f"`{json.dumps(value)}`" for value in use.values)
+    if use.kind is FieldClass.NEUTRAL:
         return f"accepted: {values}" if values else "only empty ones are accepted"
-    return f"{field.goes}; one of {values}" if values else field.goes
+    return f"{use.goes}; one of {values}" if values else use.goes
 
 
 def with_tables(page: str) -> str:

@@ -6,9 +6,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.api.access.client_limits import Refusal
-from baton.api.fields.field_table import FIELDS, FieldClass
+from baton.api.fields.field_table import UNREAD_FIELDS, FieldClass
 
-_KNOWN = {field.name for field in FIELDS if field.kind is FieldClass.EXTRA}
+_KNOWN = {
+    name
+    for fields in UNREAD_FIELDS.values()
+    for name, use in fields.items()
+    if use.kind is FieldClass.EXTRA
+}
 
 
 class ClientMetrics:

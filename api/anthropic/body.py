@@ -10,7 +10,7 @@ from baton.api.anthropic.past_blocks import read_blocks, read_system
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused, shorten
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, label, works
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
@@ -23,16 +23,20 @@ class MessagesTool(Body):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_TOOL
 
-    name: str
-    type: str | None = None  # None, "custom"
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    cache_control: dict[str, Any] | None = None
-    eager_input_streaming: bool | None = None
-    defer_loading: bool | None = None
-    input_examples: list[Any] | None = None
-    allowed_callers: list[Any] | None = None
+    name: Annotated[str, works("the chat template")]
+    type: Annotated[str | None, works("custom; other types are Anthropic's services")] = (
+        None  # None, "custom"
+    )
+    description: Annotated[str | None, works("the chat template")] = None
+    input_schema: Annotated[dict[str, Any] | None, works("the chat template")] = None
+    strict: Annotated[bool | None, works("what cannot be enforced is refused")] = None
+    cache_control: Annotated[dict[str, Any] | None, label("prefixes are cached by themselves")] = (
+        None
+    )
+    eager_input_streaming: Annotated[bool | None, label("changes no answer")] = None
+    defer_loading: Annotated[bool | None, label("changes no answer")] = None
+    input_examples: Annotated[list[Any] | None, label("changes no answer")] = None
+    allowed_callers: Annotated[list[Any] | None, label("changes no answer")] = None
 
 
 def _clients_tools(given: object, info: ValidationInfo) -> object:
@@ -60,37 +64,43 @@ def _clients_tools(given: object, info: ValidationInfo) -> object:
 class MessagesToolChoice(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_CHOICE
 
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
+    type: Annotated[Literal["auto", "any", "tool", "none"], works("a grammar that forces calls")]
+    name: Annotated[str | None, works("a grammar that forces calls")] = None
+    disable_parallel_tool_use: Annotated[
+        bool, works("true: the answer has at most its first call")
+    ] = False
 
 
 class OutputFormat(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_FORMAT
 
-    type: Literal["json_schema"]
-    content: dict[str, Any] = Field(alias="schema")
+    type: Annotated[Literal["json_schema"], works("a grammar")]
+    content: Annotated[dict[str, Any], works("a grammar")] = Field(alias="schema")
 
 
 class OutputConfig(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_OUTPUT
 
-    format: OutputFormat | None = None
-    effort: str | None = None
+    format: Annotated[OutputFormat | None, works("a grammar")] = None
+    effort: Annotated[str | None, label("changes no answer")] = None
 
 
 class Thinking(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_THINKING
 
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive"], works("variable of the chat template")
+    ]
+    budget_tokens: Annotated[
+        int | None, works("most tokens of the reasoning, where the template has marks of it")
+    ] = None
+    display: Annotated[str | None, label("changes no answer")] = None
 
 
 class MessagesMetadata(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_METADATA
 
-    user_id: str | None = None
+    user_id: Annotated[str | None, works("the id that /abort_request takes")] = None
 
 
 class ConversationBody(RequestBody):
@@ -98,16 +108,30 @@ class ConversationBody(RequestBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.COUNT_TOKENS
 
-    model: str | None = None
-    messages: Annotated[ListOf[dict[str, Any]], BeforeValidator(read_blocks)]
-    system: Annotated[str | ListOf[dict[str, Any]] | None, BeforeValidator(read_system)] = None
-    tools: Annotated[ListOf[MessagesTool] | None, BeforeValidator(_clients_tools)] = None
-    tool_choice: MessagesToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # the older name of output_config.format
-    cache_control: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    model: Annotated[str | None, works("the served name; default and an empty one are any")] = None
+    messages: Annotated[
+        Annotated[ListOf[dict[str, Any]], BeforeValidator(read_blocks)], works("the conversation")
+    ]
+    system: Annotated[
+        Annotated[str | ListOf[dict[str, Any]] | None, BeforeValidator(read_system)],
+        works("the conversation"),
+    ] = None
+    tools: Annotated[
+        Annotated[ListOf[MessagesTool] | None, BeforeValidator(_clients_tools)],
+        works("for the chat template; calls are found in the answer"),
+    ] = None
+    tool_choice: Annotated[MessagesToolChoice | None, works("a grammar that forces calls")] = None
+    thinking: Annotated[Thinking | None, works("variable of the chat template")] = None
+    output_config: Annotated[OutputConfig | None, works("a grammar")] = None
+    output_format: Annotated[OutputFormat | None, works("a grammar")] = (
+        None  # the older name of output_config.format
+    )
+    cache_control: Annotated[dict[str, Any] | None, label("prefixes are cached by themselves")] = (
+        None
+    )
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, works("variables of the chat template")
+    ] = None
 
     def chat_body(self, **more: Any) -> ChatBody:
         """Return the same conversation as a body of chat completions. Raises `ApiError`.
@@ -166,21 +190,30 @@ class MessagesBody(ConversationBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES
 
-    max_tokens: int
-    stream: bool | None = None
-    stop_sequences: ListOf[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    metadata: MessagesMetadata | None = None
-    service_tier: str | None = None
+    max_tokens: Annotated[int, works("most tokens of an answer")]
+    stream: Annotated[bool | None, works("the reply comes in parts")] = None
+    stop_sequences: Annotated[ListOf[str] | None, works("ends the answer")] = None
+    temperature: Annotated[float | None, works("sampling")] = None
+    top_p: Annotated[float | None, works("sampling")] = None
+    top_k: Annotated[int | None, works("sampling")] = None
+    metadata: Annotated[
+        MessagesMetadata | None,
+        works("its user_id is the id that /abort_request takes", carried=True),
+    ] = None
+    service_tier: Annotated[str | None, label("changes no answer", carried=True)] = None
 
-    min_p: float | None = None
-    seed: int | None = None
-    priority: int | None = None  # a larger value goes first; None: 0
-    timeout: float | None = None  # seconds from here to the end of the answer
-    routed_dp_rank: int | None = None
-    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
+    min_p: Annotated[float | None, works("sampling")] = None
+    seed: Annotated[int | None, works("the noise of sampling")] = None
+    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
+        None  # a larger value goes first; None: 0
+    )
+    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
+        None  # seconds from here to the end of the answer
+    )
+    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
+    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
+        None  # only requests of the same salt share cached prefixes
+    )
 
     def thinking_tokens(self) -> int | None:
         """Return the most tokens of reasoning; None: as many as the answer may have. Raises

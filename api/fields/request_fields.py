@@ -10,20 +10,18 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from baton.api.errors import shorten
-from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.fields.field_table import UNREAD_FIELDS, FieldClass, FieldPlace, FieldUse
 
 REFUSED = "request_field"
 """The type of the errors of this module, whose context has `field`, `why` and `expected`."""
 _COMPARED_CHARS = 64  # of a name that is nobody's, which may be a megabyte long
 _LONG = 6
-BY_PLACE: Mapping[FieldPlace, Mapping[str, RequestField]] = {
-    place: {field.name: field for field in FIELDS if place in field.places} for place in FieldPlace
+BY_PLACE: dict[FieldPlace, dict[str, FieldUse]] = {
+    place: dict(UNREAD_FIELDS[place]) for place in FieldPlace
 }
+"""All known fields. The classes of bodies add theirs as they are defined."""
 
-_CARRIED = {
-    place: [name for name, field in fields.items() if field.carried]
-    for place, fields in BY_PLACE.items()
-}
+_CARRIED: dict[FieldPlace, list[str]] = {}
 LABEL_CHARS = 512
 """The most characters of a label: as many as OpenAI allows for a value of `metadata`."""
 
@@ -49,6 +47,13 @@ class FieldCheck:
         self.ignored[shorten(f"{inner}.{name}" if inner else name)] = None
 
 
+def add_fields(place: FieldPlace, uses: Mapping[str, FieldUse]) -> None:
+    """Add the fields that a body's class reads."""
+    known = BY_PLACE[place]
+    known |= uses
+    _CARRIED[place] = [name for name, use in known.items() if use.carried]
+
+
 def given_fields(
     data: Mapping[str, Any], place: FieldPlace | None, own: Collection[str], check: FieldCheck
 ) -> dict[str, Any]:
@@ -68,7 +73,7 @@ def given_fields(
         row = known.get(name)
         if row is not None and row.kind is not FieldClass.WORKS and not row.takes(value):
             if row.kind is not FieldClass.EXTRA or check.policy is UnknownFields.REFUSE:
-                raise _not_supported(row)
+                raise _not_supported(name, row)
             check.leave_out(name, place)
         elif name in own:
             kept[name] = value
@@ -92,12 +97,12 @@ def labels_in(data: Mapping[str, Any], place: FieldPlace | None) -> dict[str, st
     return found
 
 
-def _not_supported(field: RequestField) -> PydanticCustomError:
-    if field.kind is FieldClass.LABEL:
-        allowed = ", ".join(json.dumps(value) for value in field.values)
-        return _refusal(field.name, f"expected {allowed}, or leave it out", allowed)
-    neutral = f" or send {json.dumps(field.values[0])}" if field.values else ""
-    return _refusal(field.name, f"{field.name} is {field.goes}; leave it out{neutral}", "nothing")
+def _not_supported(name: str, use: FieldUse) -> PydanticCustomError:
+    if use.kind is FieldClass.LABEL:
+        allowed = ", ".join(json.dumps(value) for value in use.values)
+        return _refusal(name, f"expected {allowed}, or leave it out", allowed)
+    neutral = f" or send {json.dumps(use.values[0])}" if use.values else ""
+    return _refusal(name, f"{name} is {use.goes}; leave it out{neutral}", "nothing")
 
 
 def misspelt(name: str, known: Collection[str]) -> str | None:

@@ -2,12 +2,12 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from baton.api.backend import ModelInfo
 from baton.api.body import ListOf
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.openai.messages import Messages
 from baton.api.openai.prediction import Prediction
 from baton.api.openai.thinking_options import ReasoningOptions, ReasoningWish, ThinkingSwitch
@@ -26,24 +26,45 @@ class ChatBody(SamplingBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.CHAT
 
-    messages: Messages
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Tools | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
-    reasoning_effort: str | None = None
-    thinking: ThinkingSwitch = None
-    enable_thinking: bool | None = None
-    reasoning: ReasoningOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: ListOf[dict[str, Any]] | None = None
-    add_generation_prompt: bool | None = None  # None: unless the last message is continued
-    continue_final_message: bool = False
-    add_special_tokens: bool = False  # the template has them
-    prediction: Prediction | None = None
+    messages: Annotated[Messages, works("the chat template, unchanged")]
+    max_completion_tokens: Annotated[int | None, works("as max_tokens")] = None
+    logprobs: Annotated[bool | None, works("log probabilities of the answer")] = None
+    top_logprobs: Annotated[int | None, works("alternatives at each token of the answer")] = None
+    tools: Annotated[
+        Tools | None, works("the chat template, unchanged; calls are found in the answer")
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        works("which tools the template is given; a grammar that forces calls"),
+    ] = None
+    parallel_tool_calls: Annotated[bool, works("false: the answer has at most its first call")] = (
+        True
+    )
+    separate_reasoning: Annotated[bool, works("false: the reasoning stays in the content")] = (
+        True  # False: the reasoning stays in the content, with its marks
+    )
+    reasoning_effort: Annotated[
+        str | None, works("variable of the chat template; none: thinking is off")
+    ] = None
+    thinking: Annotated[ThinkingSwitch, works("variables of the chat template")] = None
+    enable_thinking: Annotated[bool | None, works("variables of the chat template")] = None
+    reasoning: Annotated[ReasoningOptions | None, works("variables of the chat template")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, works("variables of the chat template")
+    ] = None
+    documents: Annotated[ListOf[dict[str, Any]] | None, works("variables of the chat template")] = (
+        None
+    )
+    add_generation_prompt: Annotated[bool | None, works("variable of the chat template")] = (
+        None  # None: unless the last message is continued
+    )
+    continue_final_message: Annotated[bool, works("the answer continues the last message")] = False
+    add_special_tokens: Annotated[bool, works("the tokenizer; a chat's default is false")] = (
+        False  # the template has them
+    )
+    prediction: Annotated[
+        Prediction | None, works("guesses for draft tokens; changes no token")
+    ] = None
 
     def check(self) -> None:
         super().check()

@@ -10,7 +10,7 @@ from baton.api.backend import ModelInfo
 from baton.api.echo import Echo
 from baton.api.echo_maker import echo_of_ids, echo_of_text
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.prepared import Prepared
 from baton.api.schema import MAX_CHOICES, SamplingBody
 from baton.api.text_service import TextService, room_for_answer, served_model
@@ -47,12 +47,16 @@ class CompletionBody(SamplingBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.COMPLETIONS
 
-    prompt: Prompts
-    echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
-    return_token_ids: bool = False  # every choice also has its token ids
-    add_special_tokens: bool = True
+    prompt: Annotated[Prompts, works("one prompt or several, as text or token ids")]
+    echo: Annotated[bool | None, works("the reply begins with the prompt")] = None
+    logprobs: Annotated[int | None, works("log probabilities of the answer")] = None
+    best_of: Annotated[
+        int | None, works("answers computed to each prompt, of which the n best come")
+    ] = None
+    return_token_ids: Annotated[bool, works("the reply has the answer's token ids")] = (
+        False  # every choice also has its token ids
+    )
+    add_special_tokens: Annotated[bool, works("the tokenizer; a chat's default is false")] = True
 
     def check(self) -> None:
         super().check()

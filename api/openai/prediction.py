@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from baton.api.backend import ModelInfo
 from baton.api.body import Body
 from baton.api.errors import invalid
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.openai.messages import CONTENT, read_content
 from baton.api.text_service import TextService
 
@@ -24,8 +24,11 @@ class Prediction(Body):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.PREDICTION
 
-    type: Literal["content"]
-    content: Annotated[str, BeforeValidator(_some_text), WithJsonSchema(CONTENT)]
+    type: Annotated[Literal["content"], works("content")]
+    content: Annotated[
+        Annotated[str, BeforeValidator(_some_text), WithJsonSchema(CONTENT)],
+        works("the text that the answer may be"),
+    ]
 
     async def encode(self, text: TextService, model: ModelInfo) -> Sequence[int]:
         """Return its token ids. Raises INVALID_REQUEST if no answer could be so long."""

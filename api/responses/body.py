@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, label, works
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
@@ -42,18 +42,22 @@ class TextFormat(BaseModel):
 class TextOptions(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_TEXT
 
-    format: TextFormat | None = None
-    verbosity: str | None = None
+    format: Annotated[TextFormat | None, works("a grammar")] = None
+    verbosity: Annotated[str | None, label("changes no answer")] = None
 
 
 class ReasoningOptions(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_REASONING
 
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-    context: str | None = None
-    mode: str | None = None
+    effort: Annotated[str | None, works("variable of the chat template")] = None
+    summary: Annotated[
+        str | None, works("any value but none: the reasoning is the item's summary too, whole")
+    ] = None
+    generate_summary: Annotated[
+        str | None, works("any value but none: the reasoning is the item's summary too, whole")
+    ] = None
+    context: Annotated[str | None, label("changes no answer")] = None
+    mode: Annotated[str | None, label("changes no answer")] = None
 
     @property
     def wants_summary(self) -> bool:
@@ -64,7 +68,7 @@ class ReasoningOptions(Body):
 class ResponseStreamOptions(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_STREAM
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, label("changes no part")] = None
 
 
 class _ResponseChat(ChatBody):
@@ -83,37 +87,65 @@ class ResponsesBody(SamplingFields, RequestBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES
 
-    model: str | None = None
-    input: Annotated[str | ListOf[dict[str, Any]], BeforeValidator(read_items)]
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    tools: ClientTools | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
-    top_logprobs: int | None = None
-    include: ListOf[str] | None = None
+    model: Annotated[str | None, works("the served name; default and an empty one are any")] = None
+    input: Annotated[
+        Annotated[str | ListOf[dict[str, Any]], BeforeValidator(read_items)],
+        works("the conversation"),
+    ]
+    instructions: Annotated[str | None, works("the conversation")] = None
+    max_output_tokens: Annotated[int | None, works("most and fewest tokens of an answer")] = None
+    stream: Annotated[bool | None, works("the reply comes in parts")] = None
+    stream_options: Annotated[
+        ResponseStreamOptions | None, works("what a stream has besides its parts")
+    ] = None
+    tools: Annotated[
+        ClientTools | None, works("functions, for the chat template; calls are found in the answer")
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        works("which tools the template is given; a grammar that forces calls"),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, works("false: the answer has at most its first call")
+    ] = None
+    text: Annotated[TextOptions | None, works("a grammar")] = None
+    reasoning: Annotated[ReasoningOptions | None, works("variable of the chat template")] = None
+    top_logprobs: Annotated[int | None, works("alternatives at each token of the answer")] = None
+    include: Annotated[
+        ListOf[str] | None,
+        works(
+            "message.output_text.logprobs: log probabilities of the answer; "
+            "reasoning.encrypted_content: the reasoning in a form that can be sent back"
+        ),
+    ] = None
 
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    service_tier: str | None = None
-    max_tool_calls: int | None = None
-    client_metadata: dict[str, Any] | None = None
+    store: Annotated[bool | None, label("changes no answer", carried=True)] = None
+    metadata: Annotated[dict[str, Any] | None, label("changes no answer", carried=True)] = None
+    user: Annotated[str | None, label("the id that /abort_request takes", carried=True)] = None
+    safety_identifier: Annotated[str | None, label("changes no answer", carried=True)] = None
+    prompt_cache_key: Annotated[str | None, label("changes no answer", carried=True)] = None
+    prompt_cache_retention: Annotated[str | None, label("changes no answer", carried=True)] = None
+    prompt_cache_options: Annotated[
+        dict[str, Any] | None, label("changes no answer", carried=True)
+    ] = None
+    service_tier: Annotated[str | None, label("changes no answer", carried=True)] = None
+    max_tool_calls: Annotated[int | None, label("changes no answer", carried=True)] = None
+    client_metadata: Annotated[dict[str, Any] | None, label("changes no answer")] = None
 
-    min_tokens: int = 0
-    priority: int | None = None  # a larger value goes first; None: 0
-    timeout: float | None = None  # seconds from here to the end of the answer
-    routed_dp_rank: int | None = None
-    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
-    chat_template_kwargs: dict[str, Any] | None = None
+    min_tokens: Annotated[int, works("most and fewest tokens of an answer")] = 0
+    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
+        None  # a larger value goes first; None: 0
+    )
+    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
+        None  # seconds from here to the end of the answer
+    )
+    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
+    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
+        None  # only requests of the same salt share cached prefixes
+    )
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, works("variables of the chat template")
+    ] = None
 
     @property
     def wants_logprobs(self) -> bool:

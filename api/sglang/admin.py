@@ -4,7 +4,7 @@ import asyncio
 import math
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -14,7 +14,7 @@ from baton.api.access.access import abortable_by, admit, highest_priority, owner
 from baton.api.backend import Backend, GenerateRequest
 from baton.api.body import RequestBody
 from baton.api.errors import invalid, refused, shorten
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.request_body import BodyReader
 from baton.api.requests import new_request_id
 from baton.api.text_service import served_model
@@ -35,8 +35,8 @@ PROBE_TOKEN = 0
 class AbortBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.ABORT
 
-    rid: str | None = None
-    abort_all: bool = False
+    rid: Annotated[str | None, works("which requests")] = None
+    abort_all: Annotated[bool, works("which requests")] = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused
-from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace, works
 from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.completion_schema import MAX_PROMPTS
 from baton.api.prepared import Prepared
@@ -45,16 +45,18 @@ class NativeSampling(SamplingFields):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.SAMPLING
 
-    max_new_tokens: int | None = None  # None: 128, or what the context leaves
-    min_new_tokens: int = 0
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
-    sampling_seed: int | None = None
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    max_new_tokens: Annotated[int | None, works("most and fewest tokens of an answer")] = (
+        None  # None: 128, or what the context leaves
+    )
+    min_new_tokens: Annotated[int, works("most and fewest tokens of an answer")] = 0
+    n: Annotated[int, works("answers to each prompt")] = Field(default=1, ge=1, le=MAX_CHOICES)
+    sampling_seed: Annotated[int | None, works("as seed")] = None
+    skip_special_tokens: Annotated[bool, works("false: special tokens are shown")] = True
+    no_stop_trim: Annotated[bool, works("as include_stop_str_in_output")] = False
+    json_schema: Annotated[str | None, works("a grammar")] = None
+    regex: Annotated[str | None, works("a grammar")] = None
+    ebnf: Annotated[str | None, works("a grammar")] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
 
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""
@@ -152,25 +154,45 @@ Samplings = Annotated[NativeSampling | ListOf[NativeSampling], BeforeValidator(_
 class GenerateBody(RequestBody):
     place: ClassVar[FieldPlace | None] = FieldPlace.GENERATE
 
-    text: str | ListOf[str] | None = None
-    input_ids: ListOf[int] | ListOf[ListOf[int]] | None = None
-    sampling_params: Samplings | None = None
-    rid: str | ListOf[str] | None = None
-    return_logprob: bool | ListOf[bool] | None = None
-    logprob_start_len: int | ListOf[int] | None = None  # -1: none of the prompt's
-    top_logprobs_num: int | ListOf[int] | None = None
-    token_ids_logprob: ListOf[int] | ListOf[ListOf[int]] | None = None
-    return_text_in_logprobs: bool = False
-    stream: bool = False
-    priority: int | None = None  # a larger value goes first; None: 0
-    timeout: float | None = None  # seconds from here to the end of the last answer
-    routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None  # the older name of routed_dp_rank
-    extra_key: str | ListOf[str] | None = (
+    text: Annotated[str | ListOf[str] | None, works("one prompt or several")] = None
+    input_ids: Annotated[
+        ListOf[int] | ListOf[ListOf[int]] | None, works("one prompt or several")
+    ] = None
+    sampling_params: Annotated[Samplings | None, works("one object, or one for each prompt")] = None
+    rid: Annotated[
+        str | ListOf[str] | None, works("the id that /abort_request takes", carried=True)
+    ] = None
+    return_logprob: Annotated[
+        bool | ListOf[bool] | None, works("log probabilities, from where on")
+    ] = None
+    logprob_start_len: Annotated[
+        int | ListOf[int] | None, works("log probabilities, from where on")
+    ] = None  # -1: none of the prompt's
+    top_logprobs_num: Annotated[int | ListOf[int] | None, works("which log probabilities")] = None
+    token_ids_logprob: Annotated[
+        ListOf[int] | ListOf[ListOf[int]] | None, works("which log probabilities")
+    ] = None
+    return_text_in_logprobs: Annotated[bool, works("the text of each scored token")] = False
+    stream: Annotated[bool, works("the reply comes in parts")] = False
+    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
+        None  # a larger value goes first; None: 0
+    )
+    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
+        None  # seconds from here to the end of the last answer
+    )
+    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
+    data_parallel_rank: Annotated[int | None, works("the decode rank to use")] = (
+        None  # the older name of routed_dp_rank
+    )
+    extra_key: Annotated[str | ListOf[str] | None, works("who shares cached prefixes")] = (
         None  # only requests of the same one share cached prefixes
     )
-    cache_salt: str | ListOf[str] | None = None  # the same by vLLM's name; both count
-    explain: bool = False  # the reply says why the request was placed as it was
+    cache_salt: Annotated[str | ListOf[str] | None, works("who shares cached prefixes")] = (
+        None  # the same by vLLM's name; both count
+    )
+    explain: Annotated[bool, works("true: the reply says why the request was placed as it was")] = (
+        False  # the reply says why the request was placed as it was
+    )
 
     @property
     def dp_rank(self) -> int | None:

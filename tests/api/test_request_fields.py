@@ -2,7 +2,7 @@
 
 import json
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ from requests_table import PAGE, with_tables
 
 from baton.api.anthropic import body as anthropic
 from baton.api.body import Body
-from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.fields.field_table import UNREAD_FIELDS, FieldClass, FieldPlace, FieldUse
 from baton.api.fields.request_fields import BY_PLACE, UnknownFields
 from baton.api.http import make_app
 from baton.api.openai.chat_schema import ChatBody
@@ -26,6 +26,7 @@ from baton.api.sglang.schema import GenerateBody, NativeSampling
 from baton.api.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from baton.api.text_service import TextService
 from baton.api.tokens import DetokenizeBody, TokenizeBody
+from baton.core.errors import InvariantError
 
 BODIES: dict[FieldPlace, type[Body]] = {
     FieldPlace.COMPLETIONS: CompletionBody,
@@ -249,9 +250,19 @@ def test_the_table_says_of_each_body_what_its_class_reads() -> None:
         assert works <= read <= works | labels, place
 
 
-def test_no_field_has_two_rows_at_one_place() -> None:
-    pairs = [(field.name, place) for field in FIELDS for place in field.places]
-    assert len(pairs) == len(set(pairs)), sorted({p for p in pairs if pairs.count(p) > 1})
+def test_no_field_that_a_class_reads_has_a_row_in_the_table_too() -> None:
+    for place, kind in BODIES.items():
+        read = {field.alias or name for name, field in kind.model_fields.items()}
+        assert not read & UNREAD_FIELDS[place].keys(), place
+
+
+def test_a_field_must_say_what_becomes_of_it() -> None:
+    with pytest.raises(InvariantError, match=r"Wish\.size lacks its use"):
+
+        class Wish(Body):
+            place: ClassVar[FieldPlace | None] = FieldPlace.PREDICTION
+
+            size: int = 0
 
 
 def test_the_page_of_fields_is_that_of_the_table() -> None:
@@ -270,32 +281,32 @@ async def test_each_field_works_or_is_accepted_or_refused(
     place: FieldPlace, connect_strict: Connect
 ) -> None:
     async with connect_strict() as client:
-        for field in BY_PLACE[place].values():
-            for value, legal in values_of(field, place):
+        for name, field in BY_PLACE[place].items():
+            for value, legal in values_of(name, field, place):
                 alone = field.kind is not FieldClass.WORKS or place is FieldPlace.RESPONSES
-                more = {} if alone else WITH.get(field.name, {})
-                reply = await post(client, place, more | {field.name: value})
-                where = f"{place} {field.name} = {value!r}: {reply.text}"
+                more = {} if alone else WITH.get(name, {})
+                reply = await post(client, place, more | {name: value})
+                where = f"{place} {name} = {value!r}: {reply.text}"
                 assert reply.status_code == (200 if legal else 400), where
                 if not legal:
                     error = reply.json()["error"]
                     if not place.startswith(
                         "/v1/messages"
                     ):  # Anthropic's errors have no such field
-                        assert error["param"].split(".")[-1] == field.name, where
-                    assert field.name in error["message"], where
+                        assert error["param"].split(".")[-1] == name, where
+                    assert name in error["message"], where
                     assert field.kind is FieldClass.LABEL or "not supported" in error["message"]
-            reply = await post(client, place, {field.name: None})
-            missing = (place, field.name) in NEEDED
-            assert reply.status_code == (400 if missing else 200), f"{field.name}: {reply.text}"
+            reply = await post(client, place, {name: None})
+            missing = (place, name) in NEEDED
+            assert reply.status_code == (400 if missing else 200), f"{name}: {reply.text}"
 
 
-def values_of(field: RequestField, place: FieldPlace) -> list[tuple[object, bool]]:
+def values_of(name: str, field: FieldUse, place: FieldPlace) -> list[tuple[object, bool]]:
     """Return values of a field, and whether they are accepted."""
-    if field.kind is not FieldClass.NEUTRAL and field.name in AT.get(place, {}):
-        return [(AT[place][field.name], True)]
+    if field.kind is not FieldClass.NEUTRAL and name in AT.get(place, {}):
+        return [(AT[place][name], True)]
     if field.kind is FieldClass.WORKS:
-        return [(EXAMPLES[field.name], True)]
+        return [(EXAMPLES[name], True)]
     if field.kind is FieldClass.LABEL and not field.values:
         return [("anything", True)]
     listed = [(value, True) for value in field.values]
