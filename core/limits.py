@@ -126,12 +126,14 @@ class Texts:
         return value
 
 
-def limited(default: T, rule: Rule, *, secret: bool = False) -> T:
+def limited(default: T, rule: Rule, *, secret: bool = False, recommended: bool = False) -> T:
     """Return the dataclass field with this default and rule.
 
-    secret: a number that no redacted record has; see `numbers_of`.
+    secret: a number that no redacted record has; see `numbers_of`. recommended: a model's folder
+    may have another default.
     """
-    return field(default=default, metadata={"rule": rule, "secret": secret})
+    metadata = {"rule": rule, "secret": secret, "recommended": recommended}
+    return field(default=default, metadata=metadata)
 
 
 def numbers_of(kind: type) -> tuple[str, ...]:

@@ -36,14 +36,15 @@ class SamplingParams:
     to one prompt (`n`) are several requests, so `n` is not here.
     """
 
-    temperature: float = limited(1.0, FloatRange(0, 100))  # below GREEDY_BELOW: kept as 0
-    top_k: int = limited(0, IntRange(-1, MAX_INT32))  # 0: off; -1 is read as 0
+    # Below GREEDY_BELOW: kept as 0.
+    temperature: float = limited(1.0, FloatRange(0, 100), recommended=True)
+    top_k: int = limited(0, IntRange(-1, MAX_INT32), recommended=True)  # 0: off; -1 is read as 0
     # Below 1e-6 a float32 sum of probabilities cannot tell top_p from zero.
-    top_p: float = limited(1.0, FloatRange(1e-6, 1))
-    min_p: float = limited(0.0, FloatRange(0, 1))
+    top_p: float = limited(1.0, FloatRange(1e-6, 1), recommended=True)
+    min_p: float = limited(0.0, FloatRange(0, 1), recommended=True)
     # Over prompt and output, multiplicative. A logit is divided or multiplied by it; from 0.01 to
     # 100 no logit of a model leaves float32's range.
-    repetition_penalty: float = limited(1.0, FloatRange(0.01, 100))
+    repetition_penalty: float = limited(1.0, FloatRange(0.01, 100), recommended=True)
     presence_penalty: float = limited(0.0, FloatRange(-2, 2))  # over output, once a token
     frequency_penalty: float = limited(0.0, FloatRange(-2, 2))  # over output, a time it occurred
     # None: the router draws one, and an engine alone takes 0. Kept as 64 unsigned bits; a negative

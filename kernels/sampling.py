@@ -100,7 +100,7 @@ def sample_tokens(
     temperature: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
+    filters: tuple[Tensor, ...] | None,
 ) -> Tensor:
     """Implement `Kernels.sample_tokens` in torch."""
     tokens = logits.argmax(dim=-1)
@@ -122,7 +122,7 @@ def sample_tokens_native(
     temperature: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
+    filters: tuple[Tensor, ...] | None,
 ) -> Tensor:
     """Implement `Kernels.sample_tokens` natively, without a sort: filters look once at the whole
     vocabulary and then at the tokens beside their edge.

@@ -1,6 +1,7 @@
 """The sampling values that a checkpoint's authors recommend, in generation_config.json."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from baton.core.sampling_params import SamplingParams
 from baton.text.errors import TokenizerFileError
 from baton.text.model_folder import read_json_object
 
-_NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_NAMES = tuple(each.name for each in fields(SamplingParams) if each.metadata.get("recommended"))
 """Those that vLLM and SGLang read. `do_sample` is not among them, nor are limits of lengths."""
 
 

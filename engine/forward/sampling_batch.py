@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.request.draw import Draw, DrawRecords
+from baton.engine.request.draw import FILTERS, PENALTIES, Draw, DrawRecords
 from baton.engine.step.batch import Draws, Scores
 
 
@@ -15,13 +15,13 @@ from baton.engine.step.batch import Draws, Scores
 class RandomRows:
     """The n draws that are not greedy. rows [n] int64 into draws; table_rows [n] int64, where the
     request tables have their lengths; seeds [n] int64;
-    temperature [n] float32; filters: top_k [n] int64, top_p [n], min_p [n] float32, or None."""
+    temperature [n] float32; filters: the columns [n] of FILTERS, int64 or float32, or None."""
 
     rows: Tensor
     table_rows: Tensor
     seeds: Tensor
     temperature: Tensor
-    filters: tuple[Tensor, Tensor, Tensor] | None
+    filters: tuple[Tensor, ...] | None
 
 
 @dataclass(frozen=True)
@@ -156,19 +156,21 @@ def _pack_random(draws: Draws, pack: HostPack) -> None:
     pack.ints("seeds", records["seed"])
     pack.ints("random_table_rows", draws.table_rows[rows])
     pack.floats("temperature", records["temperature"])
-    pack.ints("top_k", records["top_k"])
-    pack.floats("top_p", records["top_p"])
-    pack.floats("min_p", records["min_p"])
+    for name, kind in FILTERS.items():
+        (pack.ints if kind is np.int64 else pack.floats)(name, records[name])
 
 
 def _bind_random(records: DrawRecords, packed: DevicePack) -> RandomRows:
-    filters = packed.ints("top_k"), packed.floats("top_p"), packed.floats("min_p")
+    filters = (
+        packed.ints(name) if kind is np.int64 else packed.floats(name)
+        for name, kind in FILTERS.items()
+    )
     return RandomRows(
         rows=packed.ints("random_rows"),
         table_rows=packed.ints("random_table_rows"),
         seeds=packed.ints("seeds"),
         temperature=packed.floats("temperature"),
-        filters=filters if (records["random"] & records["filtered"]).any() else None,
+        filters=tuple(filters) if (records["random"] & records["filtered"]).any() else None,
     )
 
 
@@ -177,16 +179,15 @@ def _pack_penalised(draws: Draws, pack: HostPack) -> None:
     records = draws.records[rows]
     pack.ints("penalised_rows", rows)
     pack.ints("penalised_table_rows", draws.table_rows[rows])
-    pack.floats("repetition", records["repetition"])
-    pack.floats("presence", records["presence"])
-    pack.floats("frequency", records["frequency"])
+    for name in PENALTIES:
+        pack.floats(name, records[name])
 
 
 def _bind_penalised(packed: DevicePack) -> PenalisedRows:
     return PenalisedRows(
         rows=packed.ints("penalised_rows"),
         table_rows=packed.ints("penalised_table_rows"),
-        repetition=packed.floats("repetition"),
-        presence=packed.floats("presence"),
-        frequency=packed.floats("frequency"),
+        repetition=packed.floats("repetition_penalty"),
+        presence=packed.floats("presence_penalty"),
+        frequency=packed.floats("frequency_penalty"),
     )

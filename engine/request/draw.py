@@ -1,6 +1,7 @@
 """The sampling of one token, and its numbers as a record of a table."""
 
 from array import array
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -9,25 +10,30 @@ import numpy.typing as npt
 from baton.core.sampling_params import SamplingParams
 
 _SIGN = 1 << 63
+# Parameters that are packed as they are, by their names and in the order of the kernels' arguments.
+FILTERS = {"top_k": np.int64, "top_p": np.float64, "min_p": np.float64}
+PENALTIES = {
+    "repetition_penalty": np.float64,
+    "presence_penalty": np.float64,
+    "frequency_penalty": np.float64,
+}
+_filters, _penalties = attrgetter(*FILTERS), attrgetter(*PENALTIES)
+_NO_FILTERS = _filters(SamplingParams())
 
 DRAW_RECORD = np.dtype(
     [
         ("special", np.bool_),  # not plain; a plain draw needs none of what follows
         ("random", np.bool_),
-        ("filtered", np.bool_),  # by top_k, top_p or min_p
+        ("filtered", np.bool_),  # by any of FILTERS
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("short", np.bool_),
         ("masked", np.bool_),
         ("asks", np.bool_),  # for log probabilities
         ("seed", np.int64),  # 64 bits, the highest as the sign
-        ("top_k", np.int64),
         ("temperature", np.float64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("repetition", np.float64),
-        ("presence", np.float64),
-        ("frequency", np.float64),
+        *FILTERS.items(),
+        *PENALTIES.items(),
     ]
 )
 """The numbers of a draw. A step packs those of all its draws by columns."""
@@ -52,22 +58,18 @@ class Draw(NamedTuple):
     def record(self) -> tuple[object, ...]:
         """The fields of its DRAW_RECORD."""
         sampling = self.sampling
-        seed = sampling.seed or 0
+        seed, filters = sampling.seed or 0, _filters(sampling)
         return (
             not self.plain,
             not sampling.greedy,
-            bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p),
+            filters != _NO_FILTERS,
             sampling.penalised,
             bool(sampling.logit_bias),
             self.short,
             self.allowed is not None,
             sampling.logprobs is not None,
             seed - 2 * _SIGN if seed >= _SIGN else seed,
-            sampling.top_k,
             sampling.temperature,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
+            *filters,
+            *_penalties(sampling),
         )

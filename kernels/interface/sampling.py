@@ -49,7 +49,7 @@ class SamplingKernels(ABC):
         temperature: Tensor,
         seeds: Tensor,
         positions: Tensor,
-        filters: tuple[Tensor, Tensor, Tensor] | None,
+        filters: tuple[Tensor, ...] | None,
     ) -> Tensor:
         """Choose the next token of every row: a draw for `rows`, the likeliest token for others.
 

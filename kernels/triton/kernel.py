@@ -18,20 +18,23 @@ from triton.runtime.jit import JITFunction
 INDICES = frozenset(
     {
         "read_slots", "write_slots", "has_initial", "track_slots", "track_counts", "accepted",
-        "rows", "starts", "ends", "slots", "cu_seqlens", "row_snapshots", "row_chunks",
+        "rows", "starts", "ends", "slots", "cu_seqlens",
         "table_rows", "cu_seqlens_q", "kv_lens", "kv_ends", "pages", "offsets", "positions",
         "token_ids", "count_rows", "repetition", "presence", "frequency",
-        "temperatures", "seeds", "top_ks", "top_ps", "min_ps",
     }
 )  # fmt: skip
+ROW = "row_"  # and what pointers to a number for each row of a step begin with,
 # and of integers whose value is not.
 COUNTS = frozenset({"tokens", "total", "blocks", "number", "parts"})
 
 
 def kernel(function: Callable[..., None]) -> JITFunction:
-    """Compile `function` by Triton, for any value of `COUNTS` and any alignment of `INDICES`."""
+    """Compile `function` by Triton, for any value of `COUNTS` and any alignment of `INDICES`
+    and of numbers of rows."""
     names = inspect.signature(function).parameters
     return triton.jit(
         do_not_specialize=[name for name in names if name in COUNTS],
-        do_not_specialize_on_alignment=[name for name in names if name in INDICES],
+        do_not_specialize_on_alignment=[
+            name for name in names if name in INDICES or name.startswith(ROW)
+        ],
     )(function)

@@ -79,7 +79,7 @@ def sample_tokens(
     temperature: Tensor,
     seeds: Tensor,
     positions: Tensor,
-    filters: tuple[Tensor, Tensor, Tensor] | None,
+    filters: tuple[Tensor, ...] | None,
 ) -> Tensor:
     """Implement `Kernels.sample_tokens`. A row's filters are thresholds, each found by
     halving the range of float32 sixteen times into quarters: among the likeliest tokens, which are
@@ -245,12 +245,12 @@ def _float_of(order):
 def _sample(
     logits,
     rows,
-    temperatures,
-    seeds,
+    row_temperatures,
+    row_seeds,
     positions,
-    top_ks,
-    top_ps,
-    min_ps,
+    row_top_ks,
+    row_top_ps,
+    row_min_ps,
     values,
     ids,
     tokens,
@@ -268,8 +268,8 @@ def _sample(
     n = tl.program_id(0)
     which = tl.load(rows + n)
     row = logits + which * stride
-    temperature = tl.load(temperatures + n)
-    seed, position = tl.load(seeds + n), tl.load(positions + n)
+    temperature = tl.load(row_temperatures + n)
+    seed, position = tl.load(row_seeds + n), tl.load(positions + n)
 
     cut = tl.full((), -1, tl.int64)  # orders above it are kept, and `ties` of those equal to it
     ties = tl.full((), 0, tl.int32)
@@ -278,9 +278,9 @@ def _sample(
     gathered = tl.full((), 0, tl.int32)  # these are the likeliest, put together
     values += n * PLACES
     ids += n * PLACES
-    if top_ks is not None:
-        share = tl.load(min_ps + n)
-        k, p = tl.load(top_ks + n).to(tl.int32), tl.load(top_ps + n)
+    if row_top_ks is not None:
+        share = tl.load(row_min_ps + n)
+        k, p = tl.load(row_top_ks + n).to(tl.int32), tl.load(row_top_ps + n)
         if (k > 0) | (p < 1.0) | (share > 0.0):
             wanted = tl.minimum(tl.maximum(k, LIKELY), vocab)
             best, likely = _likeliest(row, vocab, temperature, wanted, BLOCK)

@@ -41,7 +41,7 @@ OF_LAYERS = {
 }  # fmt: skip
 # What decode steps that are captured read on the device, and others know on the host.
 REPLAYED = {"has_initial"}
-FILTERS = {"top_ks", "top_ps", "min_ps", "PLACES"}
+FILTERS = {"row_top_ks", "row_top_ps", "row_min_ps", "PLACES"}
 DRAFTS = {"speculative_algorithm": SpeculativeAlgorithm.NGRAM}
 EAGER = {"graphs": False}
 LONGEST = 1900  # tokens of a prompt

@@ -141,7 +141,7 @@ def test_a_draws_noise_is_that_of_its_place_among_the_output(
         temperature: Tensor,
         seeds: Tensor,
         positions: Tensor,
-        filters: tuple[Tensor, Tensor, Tensor] | None,
+        filters: tuple[Tensor, ...] | None,
     ) -> Tensor:
         for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True):
             drawn.setdefault(seed, []).append(position)
