@@ -1,9 +1,11 @@
-"""A client of the router's HTTP endpoints that commands use. Streams are read by `ask.py`."""
+"""A client of a router's HTTP endpoints: the only one that commands have."""
 
 import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +14,7 @@ from baton.deploy.client.trust import Trust, unanswered
 from baton.deploy.errors import NotRunning, RouterRefused
 
 DEADLINE_S = 10.0
+_JSON = {"Content-Type": "application/json"}
 
 
 def key_header(api_key: str) -> dict[str, str]:
@@ -60,14 +63,28 @@ class RouterClient:
             raise NotRunning(f"what answers at {self.url} is no router: {path} is no JSON object")
         return found
 
-    def _call(self, path: str, method: str = "GET", deadline_s: float = DEADLINE_S) -> bytes:
+    @contextmanager
+    def reply(
+        self,
+        path: str,
+        body: bytes | None = None,
+        *,
+        method: str | None = None,
+        silence_s: float = DEADLINE_S,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Yield the reply to a request, to be read here.
+
+        body: JSON; then the method is POST, if none is given. silence_s: the longest pause of the
+        router. Raises NotRunning, RouterRefused.
+        """
         if not self.url:
             raise NotRunning("the router has not started yet")
-        request = urllib.request.Request(self.url + path, headers=self._headers, method=method)
+        headers = self._headers if body is None else {**self._headers, **_JSON}
+        request = urllib.request.Request(self.url + path, body, headers, method=method)
         context = None if self._trust is None else self._trust()
         try:
-            with urllib.request.urlopen(request, timeout=deadline_s, context=context) as reply:
-                body: bytes = reply.read()
+            with urllib.request.urlopen(request, timeout=silence_s, context=context) as reply:
+                yield reply
         except urllib.error.HTTPError as err:
             reason = _reason(err.read())
             told = reason
@@ -78,7 +95,10 @@ class RouterClient:
             ) from err
         except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
             raise unanswered(self.url, err) from err
-        return body
+
+    def _call(self, path: str, method: str = "GET", deadline_s: float = DEADLINE_S) -> bytes:
+        with self.reply(path, method=method, silence_s=deadline_s) as reply:
+            return reply.read()
 
 
 def _reason(body: bytes) -> str:

@@ -1,18 +1,12 @@
 """Asking a cluster by the URL of one of its routers."""
 
-import http.client
-import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from baton.deploy.client.router_client import key_header
+from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.client.trust import unanswered
-from baton.deploy.errors import DeployError
 from baton.deploy.messages.control import DESCRIBE, SILENCE_S, STOP, answer_in, request_line
 from baton.deploy.messages.start_progress import Silent, StartProgress
 
@@ -23,11 +17,11 @@ class UrlControl:
     """A client of whoever runs the cluster of one router, which passes requests on."""
 
     def __init__(self, router: RouterAddress) -> None:
-        self._router = router
+        self._client = RouterClient(router.url, router.api_key, router.trust)
 
     @property
     def title(self) -> str:
-        return f"the cluster at {self._router.url}"
+        return f"the cluster at {self._client.url}"
 
     @property
     def stopped(self) -> str:
@@ -44,17 +38,9 @@ class UrlControl:
         """Send a request and return its answer. Raises NotRunning, or DeployError with the
         cluster's message.
         """
-        url = f"{self._router.url.rstrip('/')}/control"
-        headers = {"Content-Type": "application/json", **key_header(self._router.api_key)}
-        request = urllib.request.Request(url, request_line(name, arguments), headers)
-        context = None if self._router.trust is None else self._router.trust()
-        try:
-            with urllib.request.urlopen(request, timeout=SILENCE_S, context=context) as reply:
-                return answer_in(reply, progress)
-        except urllib.error.HTTPError as err:
-            raise DeployError(_complaint(err)) from err
-        except (OSError, http.client.HTTPException) as err:
-            raise unanswered(self._router.url, err) from err
+        line = request_line(name, arguments)
+        with self._client.reply("/control", line, silence_s=SILENCE_S) as reply:
+            return answer_in(reply, progress)
 
     def describe(self) -> Mapping[str, object]:
         """Return what the supervisor says of itself and of the members. Raises DeployError."""
@@ -66,17 +52,9 @@ class UrlControl:
 
     def alive(self) -> bool:
         """Return whether the router still takes connections."""
-        found = urlsplit(self._router.url)
+        found = urlsplit(self._client.url)
         port = found.port or (443 if found.scheme == "https" else 80)
         with suppress(OSError):
             socket.create_connection((found.hostname or "", port), _CONNECT_S).close()
             return True
         return False
-
-
-def _complaint(err: urllib.error.HTTPError) -> str:
-    text = err.read().decode(errors="replace")
-    try:
-        return f"refused ({err.code}): {json.loads(text)['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"refused ({err.code}): {text[:300]}"
