@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter
 from typing import NamedTuple
@@ -101,12 +101,12 @@ class BlockCopier:
         with torch.cuda.stream(self._stream):
             for kind, move, pairs in zip(self._kinds, self._movers, blocks, strict=True):
                 size = kind.source.shape[1]
-                for source, target in pairs:
-                    for at in range(0, size, PIECE_BYTES):
+                for source, target, count in block_runs(pairs):
+                    for at in range(0, count * size, PIECE_BYTES):
                         if copy.stopping:
                             self._settle()
                             return None
-                        nbytes = min(PIECE_BYTES, size - at)
+                        nbytes = min(PIECE_BYTES, count * size - at)
                         move(source * size + at, target * size + at, nbytes)
                         unsettled += nbytes
                         if unsettled >= PIECE_BYTES:
@@ -119,6 +119,19 @@ class BlockCopier:
         """Wait until the device has done what it was given."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+def block_runs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield (source, target, blocks) of blocks that lie behind one another at both ends.
+
+    One copy then moves them all: each that is begun takes Python's lock from the steps' thread.
+    """
+    ordered = sorted(pairs)
+    begin = 0
+    for end, (source, target) in enumerate(ordered, start=1):
+        if end == len(ordered) or ordered[end] != (source + 1, target + 1):
+            yield (*ordered[begin], end - begin)
+            begin = end
 
 
 def _mover(blocks: Blocks) -> Callable[[int, int, int], None]:

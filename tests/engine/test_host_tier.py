@@ -44,7 +44,7 @@ from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.request.events import Event, RequestFinished
 from baton.engine.request.request import RequestSpec
 from baton.engine.stream.forward_stream import ThreadStream
-from baton.engine.tiers.block_copier import BlockCopier, Copy
+from baton.engine.tiers.block_copier import BlockCopier, Copy, block_runs
 
 GRID = 16
 DEADLINE = 60.0
@@ -141,6 +141,22 @@ def test_all_pages_are_the_devices_and_the_state_is_the_hosts(
     assert copies[0] == (1, 0)
     assert engine.counters.host_hit_tokens == 96
     engine.close()
+
+
+def test_blocks_that_lie_behind_one_another_at_both_ends_are_copied_together(
+    seeded: random.Random,
+) -> None:
+    assert list(block_runs([(7, 4), (3, 9), (6, 3), (5, 2)])) == [(3, 9, 1), (5, 2, 3)]
+    assert list(block_runs([(1, 5), (2, 4)])) == [(1, 5, 1), (2, 4, 1)]
+    for _ in range(50):
+        count = seeded.randrange(20)
+        pairs = list(zip(*(seeded.sample(range(25), count) for _ in range(2)), strict=True))
+        found = [
+            (source + block, target + block)
+            for source, target, blocks in block_runs(pairs)
+            for block in range(blocks)
+        ]
+        assert found == sorted(pairs)
 
 
 def test_every_layer_of_every_kind_is_copied(seeded: random.Random) -> None:
