@@ -279,6 +279,6 @@ def test_memory_beyond_its_plan_is_a_fault_where_it_is_judged() -> None:
 
 
 def test_memory_outside_torch_is_what_the_card_has_beside_it() -> None:
-    before, after = GpuBytes(10, 20, 50), GpuBytes(14, 30, 70)
-    assert after.since(before) == GpuBytes(4, 10, 20)
+    before, after = GpuBytes(9, 10, 20, 50), GpuBytes(12, 14, 30, 70)
+    assert after.since(before) == GpuBytes(3, 4, 10, 20)
     assert after.outside == 40

@@ -1,15 +1,19 @@
 """State between two processes on device memory, over NIXL with several settings of UCX and gRPC.
 
-Each setting has a process of its own, because UCX reads its environment once. Both sides' pools lie
-on one GPU; every hand-off is made once with checksums, which the receiver compares.
+Each setting has a process of its own, because UCX reads its environment once. They start together,
+since most of their time is torch's import, and measure by turns. Both sides' pools lie on one GPU;
+every hand-off is made once with checksums, which the receiver compares. NIXL is to refuse a setting
+that leaves CUDA's memory out.
 """
 
 import multiprocessing
 import os
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from statistics import median
 
+import torch
 import uvloop
 
 from baton.bench.gpu.parts import Part
@@ -24,51 +28,68 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {"UCX_TLS": "tcp,cuda_copy"},
     {"UCX_TLS": "tcp"},
 )
+_REFUSED = SETTINGS[-1]
 _MOVED = ("state_144mb", "kv_16k")
 _REPEATS = 5
-_MOST_S = 25.0  # of one setting; the start of two processes with torch takes most of it
+_MOST_S = 25.0  # of one setting's turn; the start of the other side takes most of it
 _DRY_S = 200.0
 
 
 def device_transfer(part: Part) -> None:
     """Measure with each setting, a line a case."""
-    for setting in SETTINGS[:1] if part.dry else SETTINGS:
-        told = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
-        part.row(told, partial(_measure_apart, setting, told, part))
+    settings = SETTINGS[:1] if part.dry else SETTINGS
+    started = [(setting, *_started(setting, part)) for setting in settings]
+    try:
+        for setting, process, pipe in started:
+            told = " ".join(f"{name}={value}" for name, value in setting.items()) or "as it is"
+            part.row(told, partial(_measure, told, process, pipe, _REFUSED == setting, part))
+    finally:
+        for _, process, _ in started:
+            process.kill()
+            process.join()
 
 
-def _measure_apart(setting: dict[str, str], told: str, part: Part) -> None:
-    """Measure in another process, which begins with `setting` in its environment."""
-    most_s = _DRY_S if part.dry else _MOST_S
+def _started(setting: dict[str, str], part: Part) -> tuple[SpawnProcess, Connection]:
+    """Start a process that begins with `setting` in its environment, and waits for its turn."""
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
+    ours, theirs = context.Pipe()
     os.environ |= setting
     # Not a daemon: it has a child of its own.
-    process = context.Process(target=_measured, args=(sender, str(part.device), not setting))
+    process = context.Process(target=_measured, args=(theirs, str(part.device), not setting))
     process.start()
-    sender.close()
+    theirs.close()
     for name in setting:
         del os.environ[name]
+    return process, ours
+
+
+def _measure(
+    told: str, process: SpawnProcess, pipe: Connection, is_refused: bool, part: Part
+) -> None:
+    """Give a process its turn, and tell what it says. is_refused: it should say no speed."""
+    most_s = _DRY_S if part.dry else _MOST_S
+    pipe.send("begin")
     try:
-        while receiver.poll(most_s):
-            what, value, failed = receiver.recv()
-            part.add(f"{told}: {what}", value, failed=failed)
+        while pipe.poll(most_s):
+            what, value, failed = pipe.recv()
+            part.add(f"{told}: {what}", value, failed=failed is not is_refused)
         part.add(told, f"stopped after {most_s:.0f} s", failed=True)
     except EOFError:
         pass
     finally:
         process.kill()
-        process.join()
 
 
-def _measured(tell: Connection, device: str, all_channels: bool) -> None:
-    """Send (what, value, failed) of each case."""
+def _measured(pipe: Connection, device: str, all_channels: bool) -> None:
+    """Send (what, value, failed) of each case, once it is asked to."""
     cases = [case for case in CASES if case.name in _MOVED]
+    torch.empty(1, device=device)  # with what takes long: the device's context
+    pipe.recv()
     try:
         with cluster_credentials(None) as certificates:
-            uvloop.run(_moved(tell, device, all_channels, cases, certificates))
+            uvloop.run(_moved(pipe, device, all_channels, cases, certificates))
     except Exception as error:  # NIXL and UCX may raise anything; the line says what
-        tell.send(("", f"{type(error).__name__}: {error}"[:200], True))
+        pipe.send(("refused", f"{type(error).__name__}: {error}"[:200], True))
 
 
 async def _moved(

@@ -66,7 +66,8 @@ _POINTS = (
 class GpuBytes:
     """Bytes of a GPU at one time, of this process but for `used`. All 0 on a CPU."""
 
-    allocated: int = 0  # of tensors
+    requested: int = 0  # of tensors
+    allocated: int = 0  # of the blocks that they are in: up to a megabyte of each is not theirs
     reserved: int = 0  # by torch, for tensors
     used: int = 0  # of all processes, and of libraries
 
@@ -76,8 +77,10 @@ class GpuBytes:
         if device.type != "cuda":
             return cls()
         free, total = torch.cuda.mem_get_info(device)
+        stats = torch.cuda.memory_stats(device)
+        requested = int(stats.get("requested_bytes.all.current", 0))
         allocated = torch.cuda.memory_allocated(device)
-        return cls(allocated, torch.cuda.memory_reserved(device), total - free)
+        return cls(requested, allocated, torch.cuda.memory_reserved(device), total - free)
 
     @property
     def outside(self) -> int:
@@ -87,6 +90,7 @@ class GpuBytes:
     def since(self, before: "GpuBytes") -> "GpuBytes":
         """Return what has come since."""
         return GpuBytes(
+            self.requested - before.requested,
             self.allocated - before.allocated,
             self.reserved - before.reserved,
             self.used - before.used,
@@ -134,7 +138,9 @@ def _compare(point: Point, part: Part) -> None:
         options = with_memory(_options(point, folder, part))
         model = _model(options, device)
         loaded = GpuBytes.now(device)
-        told.line("weights", loaded.since(empty).allocated, model.weight_bytes)
+        rounded = readable(max(0, loaded.since(empty).allocated))
+        told.line("weights", loaded.since(empty).requested, model.weight_bytes,
+                  f"{rounded} in torch's blocks")  # fmt: skip
         began = perf_counter()
         engine = Engine(options, model, None)
     started = GpuBytes.now(device)
@@ -145,7 +151,7 @@ def _compare(point: Point, part: Part) -> None:
     pools = plan.slots * plan.slot_layout.slot_bytes + plan.pages * plan.page_layout.page_bytes
     if isinstance(model, MeasuredGraphs):
         planned = pools + plan.tables.nbytes
-        told.line("pools and tables", model.before.since(loaded).allocated, planned)
+        told.line("pools and tables", model.before.since(loaded).requested, planned)
         graphs = model.after.since(model.before)
         told.line("graphs, tensors", graphs.reserved, step.graphs,
                   f"of them in use {readable(max(0, graphs.allocated))}")  # fmt: skip
