@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -95,11 +96,13 @@ class GpuEngine:
         ranks: int | None = None,
         small: bool = False,
         memory_bytes: int | None = None,
+        longest: int | None = None,
         drafts: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF,
     ) -> None:
         """ranks: of the replica; weights then are the same for any number of them, which takes
         longer to make. small: a small model in float32 on a GPU too. memory_bytes: of a GPU;
-        None: its usual share. drafts: what gives each step's, of random weights almost all wrong.
+        None: its usual share. longest: sequence, in tokens; None: the usual one. drafts: what gives
+        each step's, of random weights almost all wrong.
         """
         self._device = device
         small = small or device.type == "cpu"
@@ -110,8 +113,10 @@ class GpuEngine:
         self.layers = int(config["num_hidden_layers"])
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
+            options = options_of(path, device, max_running, small, ranks, memory_bytes)
             options = replace(
-                options_of(path, device, max_running, small, ranks, memory_bytes),
+                options,
+                max_model_len=longest or options.max_model_len,
                 speculative_algorithm=drafts,
                 mtp=drafts is SpeculativeAlgorithm.MTP,
             )
@@ -133,10 +138,11 @@ class GpuEngine:
         counters = self._engine.counters
         return counters.draft_tokens_accepted / max(1, counters.draft_tokens)
 
-    def decode_seconds(self, rows: int, steps: int) -> float:
-        """Return the seconds of one step of `rows` greedy sequences."""
+    def decode_seconds(self, rows: int, steps: int, context: int | None = None) -> float:
+        """Return the seconds of one step of `rows` greedy sequences. context: tokens of each before
+        the steps, where it is not the usual number."""
         tokens = self._engine.config.draft_tokens * (_WARM + steps + 8)
-        with self.decoding(rows, tokens, SamplingParams(temperature=0)):
+        with self.decoding(rows, tokens, SamplingParams(temperature=0), prompt=context):
             for _ in range(_WARM):
                 self._engine.step()
             self._wait()
@@ -155,6 +161,36 @@ class GpuEngine:
     def close(self) -> None:
         """End the processes of other ranks."""
         self._engine.close()
+
+    def turn_seconds(self, context: int, tokens: int) -> float:
+        """Return the seconds of the last chunk of a prompt: `tokens` behind `context`, whose chunks
+        come before. It is what a turn of a conversation waits for whose prefix is cached.
+
+        Measures the second of two, since the first one builds what is cached.
+        """
+        sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        for _ in range(2):
+            self._submit(sampling, context + tokens)
+            for _ in range(context // self._engine.plan.chunked_prefill_size):
+                self._engine.step()
+            self._wait()
+            began = time.perf_counter()
+            while self._engine.has_work:
+                self._engine.step()
+        return time.perf_counter() - began
+
+    def mixed_seconds(self, rows: int, tokens: int, steps: int) -> float:
+        """Return the seconds of one step of `rows` greedy sequences beside a prompt of `tokens`."""
+        took = []
+        with self.decoding(rows, steps + 8, SamplingParams(temperature=0)):
+            for _ in range(steps):
+                self._submit(SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), tokens)
+                self._wait()
+                began = time.perf_counter()
+                self._engine.step()
+                self._wait()
+                took.append(time.perf_counter() - began)
+        return median(took)
 
     def prefill_seconds(self, tokens: int) -> float:
         """Return the seconds to the first token of a prompt of `tokens`.
@@ -208,15 +244,18 @@ class GpuEngine:
             self._engine.step()
 
     @contextmanager
-    def decoding(self, rows: int, tokens: int, *sampling: SamplingParams) -> Iterator[None]:
+    def decoding(
+        self, rows: int, tokens: int, *sampling: SamplingParams, prompt: int | None = None
+    ) -> Iterator[None]:
         """Run sequences whose prompts are computed inside the context, and cancel them after it.
 
-        They take turns at the entries of `sampling`.
+        They take turns at the entries of `sampling`. prompt: tokens of each; None: the usual number
         """
         names = []
         for row in range(rows):
             own = sampling[row % len(sampling)]
-            names.append(self._submit(replace(own, max_tokens=tokens, ignore_eos=True, seed=row)))
+            own = replace(own, max_tokens=tokens, ignore_eos=True, seed=row)
+            names.append(self._submit(own, prompt))
         while self._engine.status().waiting:
             self._engine.step()
         self._engine.step()
@@ -226,11 +265,12 @@ class GpuEngine:
         while self._engine.has_work:
             self._engine.step()
 
-    def _submit(self, sampling: SamplingParams) -> str:
+    def _submit(self, sampling: SamplingParams, prompt: int | None = None) -> str:
         """Submit a request with a prompt of its own and return its id."""
         self._serial += 1
         name = f"bench-{self._serial}"
-        self._engine.submit(RequestSpec(name, self._tokens(self._prompt), sampling))
+        tokens = self._tokens(self._prompt if prompt is None else prompt)
+        self._engine.submit(RequestSpec(name, tokens, sampling))
         return name
 
     def _tokens(self, count: int) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ from baton.engine.settings.choices import SpeculativeAlgorithm
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 570.0  # for all parts: with a margin, ten minutes
 _COPIED = 4 << 30  # bytes
-_MTP_LAYERS = 12  # beside a layer of drafts: two such engines follow each other
+_FEWER_LAYERS = 12  # of a model that is measured in more than one way
 RANKS = 2
 _PARITY = "tests/kernels/triton"
 DRY_TEST = "test_layers_that_commit_together and mamba2"
@@ -142,11 +142,36 @@ def decode(name: str, part: Part) -> None:
              beside=f"{tokens / seconds:.0f} tok/s")  # fmt: skip
 
 
+def long_contexts(part: Part) -> None:
+    """Measure steps of many rows and of long contexts, steps with a prompt beside decoding rows,
+    and a short turn behind a long prefix."""
+    most, long, longest, few, steps = (
+        (4, 200, 256, 3, 4) if part.dry else (256, 8192, 32768, 16, 16)
+    )
+    config = with_layers(QWEN3_NEXT, _FEWER_LAYERS)
+    engine = GpuEngine(config, part.device, max_running=most, longest=longest + 256)
+    name = f"Qwen3-Next, {_FEWER_LAYERS} layers"
+    for rows, context in ((most, None), (few, long), (1, longest)):
+        seconds = engine.decode_seconds(rows, steps, context)
+        floor = engine.bytes.at(rows, context or PROMPT) / part.limits.bandwidth
+        part.add(
+            f"{name}, {rows} rows of {context or PROMPT} tokens, a step",
+            f"{seconds * 1e3:.2f} ms",
+            f"{floor * 1e3:.2f} ms",
+            floor / seconds,
+        )
+    for tokens in (16, 48) if part.dry else (128, 2048):
+        seconds = engine.mixed_seconds(few, tokens, steps)
+        part.add(f"{name}, {few} rows beside a prompt of {tokens}", f"{seconds * 1e3:.2f} ms")
+    seconds = engine.turn_seconds(longest, 16)
+    part.add(f"{name}, 16 tokens behind {longest}", f"{seconds * 1e3:.2f} ms")
+
+
 def decode_mtp(part: Part) -> None:
     """Compare steps that verify three drafts by the model's own layer with steps without: of random
     weights almost no draft is right, so this is what drafts cost."""
     batches, steps = ((1, 3), 4) if part.dry else ((1, 8, 64), 32)
-    config = with_layers(QWEN3_NEXT, _MTP_LAYERS)
+    config = with_layers(QWEN3_NEXT, _FEWER_LAYERS)
     seconds: dict[SpeculativeAlgorithm, list[float]] = {}
     for drafts in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.MTP):
         engine = GpuEngine(config, part.device, max_running=batches[-1], drafts=drafts)
@@ -156,7 +181,7 @@ def decode_mtp(part: Part) -> None:
         del engine
     for rows, plain, drafting in zip(batches, *seconds.values(), strict=True):
         part.add(
-            f"Qwen3-Next, {_MTP_LAYERS} layers and MTP, {rows} rows, a step",
+            f"Qwen3-Next, {_FEWER_LAYERS} layers and MTP, {rows} rows, a step",
             f"{drafting * 1e3:.2f} ms",
             beside=f"without drafts {plain * 1e3:.2f} ms, {drafting / plain:.2f} times as long; "
             f"{right:.0%} of drafts right",
@@ -271,6 +296,7 @@ def tasks(dry: bool) -> list[Task]:
         *(Task(f"guard {c['model_type']}", partial(guard, c), 60.0) for c in FEW_LAYERS),
         *(Task(f"decode {name}", partial(decode, name), 90.0) for name in ENGINE_MODELS),
         Task("decode with drafts", decode_mtp, 60.0),
+        Task("decode long contexts", long_contexts, 60.0),
         Task("ranks", partial(ranks, FEW_LAYERS[0]), 120.0),
     ]
 
