@@ -34,6 +34,7 @@ from triton.testing import do_bench
 
 from baton.bench.gpu.aot import HOPPER, compile_for
 from baton.bench.gpu.device_engine import PROMPT, GpuEngine
+from baton.bench.gpu.interpreter import quicken
 from baton.bench.gpu.kernel_cases import KernelCase, cases
 from baton.bench.gpu.kernel_peers import peers
 from baton.bench.gpu.maker import Maker
@@ -310,6 +311,7 @@ def main() -> int:
     args = parser.parse_args()
     if not args.dry_run and not sees_gpu():
         parser.error("torch sees no GPU; --dry-run checks everything up to the launch without one")
+    quicken()
     run = GpuRun(args.dry_run, BUDGET_S)
     try:
         for task in tasks(args.dry_run):

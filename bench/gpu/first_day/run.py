@@ -24,6 +24,7 @@ from baton.bench.gpu.first_day.memory import memory
 from baton.bench.gpu.first_day.real_parity import real_parity
 from baton.bench.gpu.first_day.same_tokens import mtp_and_fp8, same_tokens
 from baton.bench.gpu.first_day.waits import waits, waits_mtp
+from baton.bench.gpu.interpreter import quicken
 from baton.bench.gpu.models import FEW_LAYERS, MTP_LAYERS
 from baton.bench.gpu.parts import GpuRun, Line, Task
 from baton.bench.gpu.run import sees_gpu
@@ -82,6 +83,7 @@ def main() -> int:
     if not args.dry_run and not sees_gpu():
         parser.error("torch sees no GPU; --dry-run checks what can be checked without one")
     scripts = [replace(task, most_s=_DRY_S) for task in SCRIPTS] if args.dry_run else SCRIPTS
+    quicken()
     run = GpuRun(args.dry_run, sum(task.most_s for task in scripts))
     for task in scripts:
         if task.name.split()[0] in args.only:

@@ -8,7 +8,11 @@ import torch
 import triton
 from random_inputs import rng
 
+from baton.bench.gpu.interpreter import quicken
+
 __all__ = ["rng"]
 
 if not torch.cuda.is_available() and not triton.knobs.runtime.interpret:
     collect_ignore_glob = ["test_*.py"]
+
+quicken()
