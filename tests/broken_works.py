@@ -2,6 +2,8 @@
 
 import asyncio
 
+from kit.polling import until
+
 from baton.core.supervised import ProcessSupervisor, SupervisedWork
 
 DEADLINE_S = 60.0
@@ -13,9 +15,7 @@ class MadeToFail(ValueError):
 
 async def work_of(owner: ProcessSupervisor, name: str) -> SupervisedWork:
     """Wait until a work with a name that begins so runs, and return it."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (found := [work for work in owner.works if work.name.startswith(name)]):
-            await asyncio.sleep(0.002)
+    found = await until(lambda: [work for work in owner.works if work.name.startswith(name)])
     return found[0]
 
 

@@ -1,21 +1,21 @@
 """A real Prometheus on loopback, with Baton's rules made faster, for tests."""
 
-import asyncio
 import json
 import math
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from kit.polling import until_asked, wait_until
+from kit.ports import free_port
 from objectives import Objectives
 from prometheus_tools import tool
 from windows import Windows
@@ -68,12 +68,7 @@ class Prometheus:
 
     async def until(self, true: Callable[[], bool], deadline_s: float, what: str) -> None:
         """Wait until `true` returns True. Fails with `what` at the deadline."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                while not await asyncio.to_thread(true):
-                    await asyncio.sleep(POLL_S)
-        except TimeoutError:
-            raise AssertionError(f"{what} did not come in {deadline_s:g} s") from None
+        await until_asked(true, lambda: what, deadline_s)
 
     async def until_firing(self, *names: str, deadline_s: float = 120.0) -> None:
         wanted = set(names)
@@ -131,7 +126,7 @@ def prometheus(
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -152,19 +147,14 @@ def prometheus(
         process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def _wait_ready(process: "subprocess.Popen[bytes]", address: str, log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://{address}/-/ready", timeout=ANSWER_S):
-                return
-        except OSError:
-            time.sleep(POLL_S)
-    raise AssertionError(f"Prometheus did not start:\n{log.read_text()[-3000:]}")
+    def answers() -> bool:
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://{address}/-/ready", timeout=ANSWER_S),
+        ):
+            return True
+        return process.poll() is not None
+
+    wait_until(answers, lambda: log.read_text()[-3000:], START_S)
+    assert process.poll() is None, f"Prometheus did not start:\n{log.read_text()[-3000:]}"

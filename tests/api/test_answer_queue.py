@@ -37,7 +37,7 @@ async def read(queue: AnswerQueue, busy_s: float = 0.0) -> list[TokenEvent]:
     found = []
     async with asyncio.timeout(WAIT_S):
         while isinstance(event := await queue.next(), TokenEvent):
-            time.sleep(busy_s)
+            time.sleep(busy_s)  # the loop is busy
             found.append(event)
     assert event is DONE
     return found

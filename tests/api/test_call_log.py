@@ -13,6 +13,7 @@ import httpx
 import pytest
 from call_lines import kept_lines
 from fake_backend import FakeBackend
+from kit.polling import until
 
 from baton.api.access.client_limits import ClientLimits
 from baton.api.access.key_gate import KeyGate
@@ -298,8 +299,7 @@ async def test_grpc_calls_leave_lines_too(
                 pass
         except grpc.aio.AioRpcError:
             pass
-        while not lines:  # the server's side may end after the client's
-            await asyncio.sleep(0.01)
+        await until(lambda: lines)  # the server's side may end after the client's
         return only(lines)
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

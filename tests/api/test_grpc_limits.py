@@ -121,7 +121,7 @@ async def test_connections_without_calls_beyond_an_addresss_limit_are_closed(
         await until(lambda: sum(task.done() for task in (*first, *second)) >= 3)
         for _ in range(10):
             await until_read([running])
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a look at surplus connections
         assert [sum(task.done() for task in each) for each in (first, second)] == [2, 1]
         assert server.refusals(Refusal.CONNECTIONS_OF_CLIENT) == 3
         running.cancel()

@@ -38,7 +38,7 @@ async def test_a_header_that_trickles_has_one_deadline() -> None:
             if reader.at_eof() or writer.is_closing():
                 break
             writer.write(b"X-%d: y\r\n" % number)
-            await asyncio.sleep(SHORT_S / 10)
+            await asyncio.sleep(SHORT_S / 10)  # a slow client
         else:
             pytest.fail("the server waited for ever")
         writer.close()
@@ -208,7 +208,7 @@ async def test_a_client_that_has_caught_up_is_not_cut_off() -> None:
         reply = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
         assert reply.startswith(b"HTTP/1.1 200 ")
         await asyncio.wait_for(reader.readexactly(size), DEADLINE_S)
-        await asyncio.sleep(3 * SHORT_S)
+        await asyncio.sleep(3 * SHORT_S)  # an idle client
         writer.write(GET)
         assert await asyncio.wait_for(reader.readuntil(b"ok"), DEADLINE_S)
         assert server.refusals(Refusal.SLOW_READER) == 0

@@ -48,7 +48,7 @@ async def test_a_reader_who_pauses_gets_every_event() -> None:
         reader, writer = await server.connect()
         reading_of(writer).pause_reading()
         writer.write(asked(400))
-        await asyncio.sleep(SHORT_S)
+        await asyncio.sleep(SHORT_S)  # a reader who pauses
         made = server.events
         assert made < 400, "the server should have paused"
         reading_of(writer).resume_reading()

@@ -106,7 +106,7 @@ async def test_a_short_text_that_is_given_up_leaves_the_process_to_the_next(
     before = large._short._child
     text = "hello world " * 50_000
     task = asyncio.create_task(large.encode(job(), text))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # the child has begun, or has not: both must hold
     task.cancel()
     assert await large.encode(job(), "hello") == ids
     assert large._short._child is before and task.cancelled()

@@ -11,6 +11,7 @@ from fake_backend import CONTEXT, FakeBackend
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.polling import until
 
 from baton.api.grpc.inference import InferenceServicer
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
@@ -139,9 +140,7 @@ async def test_an_abort_stops_requests_by_their_label(address: str, backend: Fak
     async with AsyncClient(address, timeout_s=DEADLINE_S) as client:
         options = RequestOptions(client_id="mine")
         asking = asyncio.create_task(client.generate_batch(["hello", "world"], SAMPLING, options))
-        async with asyncio.timeout(DEADLINE_S):
-            while len(backend._held) < 2:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(backend._held) >= 2)
         assert await client.abort("other") == 0
         assert await client.abort("mine") == 2
         answers = await asking

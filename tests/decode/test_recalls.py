@@ -126,7 +126,7 @@ def phases_of(decode: TestWorker, name: str) -> list[Phase]:
 async def step(decode: TestWorker) -> None:
     """Let one forward through; between two of them the engine does what it was asked to. Not
     sooner than others could ask: the first request must outlast them."""
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # others come to ask
     decode.model.gate.waiting = False
     decode.model.gate.allow(1)
     await decode.blocked()

@@ -173,7 +173,7 @@ async def test_hand_offs_that_are_cancelled_leave_nothing_behind(
         for number in range(1, 7):
             request_id, answer = await router.start(prompt(seeded, 200), greedy(STEPS), [prefill])
             await decode.reached(HandoffState.RESERVED, number)
-            await asyncio.sleep(seeded.random() * 0.1)
+            await asyncio.sleep(seeded.random() * 0.1)  # cancelled at any point
             await router.cancel(request_id)
             await answer.end()
         for worker in (prefill, decode):

@@ -5,12 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
+from kit.polling import wait_until
 
 from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.ray_reaper import reap
@@ -114,11 +114,7 @@ def test_a_vital_process_that_has_ended_is_named(tmp_path: Path) -> None:
         agent.wait()
         assert not ray.lost(), "Ray starts its agents again"
         store.kill()  # a zombie, for nobody has waited for it
-        until = time.monotonic() + DEADLINE_S
-        while not ray.lost():
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert ray.lost() == f"control store (pid {store.pid})"
+        assert wait_until(ray.lost) == f"control store (pid {store.pid})"
         later = stack.enter_context(subprocess.Popen([str(tmp_path / "agent"), "60"]))
         ray.kill()
         assert raylet.wait(DEADLINE_S) == later.wait(DEADLINE_S) == -signal.SIGKILL

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, prompt, served
+from kit.polling import until, until_answered
 
 from baton.core.role import Role
 from baton.core.supervised import ProcessSupervisor
@@ -74,20 +75,22 @@ async def test_its_answer_goes_on_elsewhere(
             info = (await http.get("/server_info")).json()
             return {w["worker_id"]: w["placed"] for w in info["workers"] if w["ready"]}
 
-        async with asyncio.timeout(DEADLINE_S):
-            while len(await present()) < len(NAMES):
-                await asyncio.sleep(0.01)
+        async def all_there() -> bool:
+            return len(await present()) == len(NAMES)
+
+        async def placed() -> list[str]:
+            return [name for name, k in (await present()).items() if k and "decode" in name]
+
+        async def gone() -> bool:
+            return at[0] not in await present()
+
+        await until_answered(all_there)
         answer = asyncio.create_task(client.generate(ids, TOKENS))
-        async with asyncio.timeout(DEADLINE_S):
-            while not (at := [n for n, k in (await present()).items() if k and "decode" in n]):
-                await asyncio.sleep(0.001)
-            while not workers[at[0]]._context.metrics.step._sum.get():
-                await asyncio.sleep(0.001)
+        at = await until_answered(placed)
+        await until(lambda: workers[at[0]]._context.metrics.step._sum.get())
         revoke(at[0])
         assert (await answer)["output_ids"] == expected
-        async with asyncio.timeout(DEADLINE_S):
-            while at[0] in await present():
-                await asyncio.sleep(0.01)
+        await until_answered(gone)
         page = (await http.get("/metrics")).text
         assert (
             f'baton_router_retries_total{{dp_group="0",dp_rank="{at[0][-1]}",worker="{at[0]}"}} 1'

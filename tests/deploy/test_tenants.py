@@ -1,6 +1,5 @@
 """Two tenants at a whole cluster in this process: real router, workers, HTTP and gRPC."""
 
-import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from certificates import folder_of
-from deploy.tiny_worker import DEADLINE_S, GRID, findings, make_worker, prompt
+from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, prompt
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
@@ -110,9 +109,7 @@ async def tenants(model: Path, folder: Path, scope: CacheScope) -> AsyncIterator
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{started.http_address}", timeout=DEADLINE_S)
         )
-        async with asyncio.timeout(DEADLINE_S):
-            while (await http.get("/ready")).status_code != 200:
-                await asyncio.sleep(0.01)
+        await Client(http, "").ready()
         yield Tenants(http, [f"{role}-0" for role in ROUTED_ROLES])
         for worker in workers:
             assert not await findings(worker)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, prompt, served
+from kit.polling import until_answered
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.role import Role
@@ -56,10 +57,9 @@ async def cluster(folder: Path) -> AsyncIterator[Both]:
             make_worker(folder, Role.DECODE, routers) as decode,
             httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http,
         ):
-            async with asyncio.timeout(DEADLINE_S):
-                while (await http.get("/ready")).status_code != 200:
-                    await asyncio.sleep(0.01)
-            yield Both(Client(http, started.grpc_address))
+            client = Client(http, started.grpc_address)
+            await client.ready()
+            yield Both(client)
             assert not await findings(prefill)
             assert not await findings(decode)
     finally:
@@ -114,9 +114,7 @@ async def test_a_flush_waits_for_the_rank_that_decodes(tiny: Path, rng: random.R
     async with cluster(tiny) as both:
         client = both.client
         running = asyncio.create_task(client.generate(prompt(rng, 9), 3000, rid="long"))
-        async with asyncio.timeout(DEADLINE_S):
-            while not await both.handoffs_into(Role.DECODE, "active"):
-                await asyncio.sleep(0.01)
+        await until_answered(lambda: both.handoffs_into(Role.DECODE, "active"))
         busy = await client.http.post("/flush_cache", params={"timeout": 0})
         assert busy.status_code == 504
         assert "decode-0 is still at work" in busy.json()["error"]["message"]

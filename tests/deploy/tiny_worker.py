@@ -1,6 +1,5 @@
 """Workers of their own over a model of two layers, in this process, and a client of one."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,6 +8,7 @@ from typing import Any
 
 import httpx
 from certificates import folder_of
+from kit.polling import until_answered
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
@@ -59,10 +59,19 @@ class Client:
         info: dict[str, Any] = (await self.http.get("/server_info")).json()["internal_states"][0]
         return info
 
+    async def ready(self) -> None:
+        """Wait until the router, or the worker that stands alone, could answer a request."""
+
+        async def is_ready() -> bool:
+            return (await self.http.get("/ready")).status_code == 200
+
+        await until_answered(is_ready)
+
     async def running(self, count: int) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while (await self.state())["running"] != count:
-                await asyncio.sleep(0.005)
+        async def has_them() -> bool:
+            return bool((await self.state())["running"] == count)
+
+        await until_answered(has_them)
 
 
 @asynccontextmanager

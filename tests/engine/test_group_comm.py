@@ -100,7 +100,7 @@ class NeverDone:
 
     def result(self, timeout: float | None = None) -> Never:
         assert timeout is not None
-        time.sleep(min(timeout, 0.01))
+        time.sleep(min(timeout, 0.01))  # as long as was asked for, or less
         raise TimeoutError
 
 

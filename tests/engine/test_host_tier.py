@@ -426,7 +426,7 @@ def test_random_conversations_with_tiny_pools(
     put, jitter = HostBytes.put, random.Random(seeded.random())
 
     def late(self: HostBytes, start: int, payload: memoryview) -> None:
-        time.sleep(jitter.choice((0.0, 0.0, 0.0, 0.001)))
+        time.sleep(jitter.choice((0.0, 0.0, 0.0, 0.001)))  # a late copy
         put(self, start, payload)
 
     monkeypatch.setattr(HostBytes, "put", late)

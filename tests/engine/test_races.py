@@ -38,9 +38,9 @@ def jittered(rng: random.Random) -> Callable[[], AbstractContextManager[object]]
 
     @contextmanager
     def around() -> Iterator[None]:
-        time.sleep(rng.choice((0.0, 0.0, 0.0005, 0.002)))
+        time.sleep(rng.choice((0.0, 0.0, 0.0005, 0.002)))  # a late start
         yield
-        time.sleep(rng.choice((0.0, 0.0, 0.001)))
+        time.sleep(rng.choice((0.0, 0.0, 0.001)))  # a late end
 
     return around
 

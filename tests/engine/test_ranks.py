@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from engine.engines import assert_clean, greedy, run, tokens_of
+from kit.polling import wait_until
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 
@@ -194,10 +195,8 @@ def test_the_loop_of_an_idle_engine_ends_when_a_rank_fails(lost: Engine) -> None
 def test_a_rank_that_reports_twice_ends_the_replica(lost: Engine) -> None:
     assert lost.followers is not None and not lost.audit()
     lost.followers.send(BooksWanted())  # the audit has asked once
-    deadline = time.monotonic() + DEADLINE_S
-    while lost.followers.lost is None:
-        assert time.monotonic() < deadline, "nobody has noticed"
-        time.sleep(0.01)
+    followers = lost.followers
+    wait_until(lambda: followers.lost is not None, lambda: "nobody has noticed")
     (finding,) = lost.audit()
     assert finding.startswith("rank 1 has reported twice: Books(")
 
@@ -292,10 +291,7 @@ def test_a_rank_ends_when_its_leader_is_killed(folder: Path) -> None:
         leader.wait()
         if leader.stdout is not None:
             leader.stdout.close()
-    deadline = time.monotonic() + DEADLINE_S
-    while running(follower):
-        assert time.monotonic() < deadline, "the rank lives on"
-        time.sleep(0.05)
+    wait_until(lambda: not running(follower), lambda: "the rank lives on")
 
 
 def test_a_rank_whose_end_would_wait_ends_with_its_leader() -> None:

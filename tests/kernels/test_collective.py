@@ -2,11 +2,11 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from kit.polling import wait_until
 from torch import Tensor
 
 from baton.kernels.collective import (
@@ -129,8 +129,7 @@ def test_a_rank_that_waits_alone_gives_up(ended: bool) -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     if ended:
-        while not meeting.state[0]:  # it waits
-            time.sleep(0.001)
+        wait_until(lambda: meeting.state[0])  # it waits
         ranks.shared[END_WORD] = 1
     thread.join(DEADLINE_S)
     assert not thread.is_alive()

@@ -6,7 +6,7 @@ well nobody waits for it, so it may be long.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -40,6 +40,19 @@ async def until_asked(
     while not (found := await asyncio.to_thread(ask)):
         assert time.monotonic() < ends, f"not within {deadline_s:g} s; {what()}"
         await asyncio.sleep(ASK_S)
+    return found
+
+
+async def until_answered(
+    ask: Callable[[], Awaitable[T | None]],
+    what: Callable[[], object] = str,
+    deadline_s: float = DEADLINE_S,
+) -> T:
+    """Do as `until` does with a question that is awaited."""
+    ends = time.monotonic() + deadline_s
+    while not (found := await ask()):
+        assert time.monotonic() < ends, f"not within {deadline_s:g} s; {what()}"
+        await asyncio.sleep(LOOK_S)
     return found
 
 

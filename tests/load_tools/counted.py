@@ -52,7 +52,7 @@ def own_client(server: Server, load: Load) -> Reported:
     rng = random.Random(1)
 
     async def one(number: int) -> StreamedAnswer:
-        await asyncio.sleep(number / load.rate)
+        await asyncio.sleep(number / load.rate)  # until it is due
         body = {
             "prompt": [rng.randrange(10, VOCABULARY) for _ in range(load.input_len)],
             "max_tokens": load.output_len,

@@ -68,5 +68,5 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
     while time.monotonic() < deadline and process.poll() is None:
         if found := re.search(r"^  HTTP  (\S+)", log.read_text(), re.MULTILINE):
             return found[1]
-        time.sleep(0.2)
+        time.sleep(0.2)  # in a script, not in a test
     raise SystemExit(f"baton serve did not start: {log.read_text()}")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, TINY, Client, make_worker, prompt
+from kit.polling import until_answered
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_server import Prometheus, prometheus
 
@@ -56,10 +57,9 @@ async def cluster(folder: Path) -> AsyncIterator[Client]:
             ),
             httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http,
         ):
-            async with asyncio.timeout(DEADLINE_S):
-                while (await http.get("/ready")).status_code != 200:
-                    await asyncio.sleep(0.01)
-            yield Client(http, started.grpc_address)
+            client = Client(http, started.grpc_address)
+            await client.ready()
+            yield client
     finally:
         await router.stop(0.0)
 
@@ -268,17 +268,24 @@ async def test_a_worker_that_stands_alone_shows_them_at_its_own_port(tiny: Path)
                 "sglang:cached_tokens_total": 5.0 * GRID,
                 "sglang:num_requests_total": 2.0,
             }
-            async with asyncio.timeout(DEADLINE_S):
-                while {name: (await _page(http)).get(name) for name in wanted} != wanted:
-                    await asyncio.sleep(0.02)
+
+            async def shown() -> bool:
+                page = await _page(http)
+                return {name: page.get(name) for name in wanted} == wanted
+
+            await until_answered(shown)
             await Client(http, "").generate(3 * prompt(rng, GRID), 30)
             info = (await http.get("/server_info")).json()["internal_states"][0]
             length = info["avg_spec_accept_length"]
             assert length >= 1
+
             # The page shows the counters of the last report, the reply those of this moment.
-            async with asyncio.timeout(DEADLINE_S):
-                while (await _page(http))["sglang:spec_accept_length"] != pytest.approx(length):
-                    await asyncio.sleep(0.02)
+            async def reported() -> bool:
+                return bool(
+                    (await _page(http))["sglang:spec_accept_length"] == pytest.approx(length)
+                )
+
+            await until_answered(reported)
 
 
 async def _page(http: httpx.AsyncClient) -> dict[str, float]:

@@ -12,7 +12,7 @@ from certificates import credentials_of
 from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from grpc import aio
-from kit.polling import until
+from kit.polling import until, until_answered
 from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
 from baton.core.handoff_ids import HandoffId
@@ -204,9 +204,11 @@ async def test_memory_is_free_before_the_rank_says_that_it_has_all(
         await rank.send(rank.grant(len(prompt)))
         await rank.next("first_token")
         await rank.next("done")
-        async with asyncio.timeout(DEADLINE_S):
-            while (await prefill.context.port.call(Engine.status)).held:
-                await asyncio.sleep(0.002)
+
+        async def nothing_is_held() -> bool:
+            return not (await prefill.context.port.call(Engine.status)).held
+
+        await until_answered(nothing_is_held)
         assert not prefill.been_in(S.COMPLETE) and not prefill.been_in(S.EXPIRED)
         said.set()
         await prefill.clean()

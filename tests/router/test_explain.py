@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from kit.polling import until_answered
 from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.api.access.keys import Key, KeyScope, digest_of, write_keys
@@ -134,9 +135,12 @@ async def served(
 
 async def known(http: httpx.AsyncClient, count: int) -> None:
     """Wait until the router knows so many states."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (await http.get("/server_info")).json()["router"]["cached_prefixes"] != count:
-            await asyncio.sleep(0.01)
+
+    async def knows_them() -> bool:
+        info = (await http.get("/server_info")).json()
+        return bool(info["router"]["cached_prefixes"] == count)
+
+    await until_answered(knows_them)
 
 
 async def ask(http: httpx.AsyncClient, ids: Sequence[int], **more: Any) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Every work that runs beside its maker in a router, made to fail."""
 
-import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from broken_works import fail, work_of
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from kit.polling import until
+from kit.polling import until, until_answered
 from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.core import supervised
@@ -119,18 +118,18 @@ async def test_a_work_that_is_started_anew_works_again(
         assert not replies[-1].finished.HasField("error")
         async with httpx.AsyncClient(base_url=router.cluster.http, timeout=DEADLINE_S) as http:
             assert (await http.get("/ready")).status_code == 200
-        await until_async(router.health, SERVING)
+        await until_health(router, SERVING)
         assert not owner.reason
 
 
 async def test_the_health_over_grpc_follows_once_its_watch_runs_again(tmp_path: Path) -> None:
     async with routed(tmp_path) as router:
-        await until_async(router.health, SERVING)
+        await until_health(router, SERVING)
         work = await work_of(router.cluster.owner, "gRPC health")
         await fail(work)
         await until(lambda: work.starts == 2)
         router.rank.unregister()
-        await until_async(router.health, NOT_SERVING)
+        await until_health(router, NOT_SERVING)
 
 
 async def test_a_session_that_fails_gives_its_requests_to_the_next_one(tmp_path: Path) -> None:
@@ -150,7 +149,8 @@ def failures(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
     return [line for line in found if line.startswith(name)]
 
 
-async def until_async(ask: Callable[[], object], expected: int) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while await ask() != expected:  # type: ignore[misc]
-            await asyncio.sleep(0.002)
+async def until_health(router: Routed, expected: int) -> None:
+    async def is_so() -> bool:
+        return await router.health() == expected
+
+    await until_answered(is_so)

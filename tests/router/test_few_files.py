@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from kit.polling import wait_until
 
 DEADLINE_S = 60.0
 """The deadline of every wait; only a broken router reaches it."""
@@ -48,11 +48,10 @@ class Router:
 
     def has_files_left(self) -> bool:
         """Wait until it has: connections that were told to leave have files until they do."""
-        until = time.monotonic() + DEADLINE_S
-        while (files := len(os.listdir(f"/proc/{self.pid}/fd"))) >= FILES - 16:
-            assert time.monotonic() < until, f"{files} files are open"
-            time.sleep(0.01)
-        return True
+        return wait_until(lambda: self.files() < FILES - 16, self.files)
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def refusals(self, reason: str) -> float:
         name = f'baton_router_refusals_total{{reason="{reason}"}} (.*)'

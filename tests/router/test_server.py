@@ -12,6 +12,7 @@ from certificates import folder_of
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from kit.polling import until_answered
 from router_neighbours import Cluster, model_folder, replies_of
 
 from baton.core.errors import ConfigError
@@ -304,11 +305,12 @@ async def test_a_worker_that_goes_is_a_loss_unless_it_was_leaving(tmp_path: Path
         left.report(leaving=True)
         left.unregister()
         lost.unregister()
-        async with asyncio.timeout(DEADLINE_S):
-            while 'baton_router_workers{role="decode"} 0.0' not in (
-                page := (await http.get("/metrics")).text
-            ):
-                await asyncio.sleep(0.01)
+
+        async def without_ranks() -> str | None:
+            page = (await http.get("/metrics")).text
+            return page if 'baton_router_workers{role="decode"} 0.0' in page else None
+
+        page = await until_answered(without_ranks)
         for worker, losses in (("p0", 0), ("d0", 1), ("d1", 0)):
             line = f'baton_router_worker_losses_total{{worker="{worker}"}} {losses}.0'
             assert line in page, line

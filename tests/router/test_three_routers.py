@@ -12,6 +12,7 @@ from certificates import folder_of
 from engine.engines import random_prompt
 from engine.hash_model import HashModel, expected_tokens
 from fake_workers import within
+from kit.polling import until
 from router_neighbours import Cluster, replies_of
 from worker.cluster import TestWorker, decode_worker, prefill_worker, running
 
@@ -88,9 +89,7 @@ async def test_a_flood_through_one_router_starves_no_other_and_fills_no_worker(
                 asyncio.create_task(ask(routers[0], random_prompt(rng, 5, 40)))
                 for _ in range(FLOOD)
             ]
-            async with asyncio.timeout(60):
-                while rank.service.busy < PLACES:
-                    await asyncio.sleep(0.01)
+            await until(lambda: rank.service.busy >= PLACES)
 
             async def quiet(router: Cluster) -> None:
                 await asyncio.gather(*(ask(router, random_prompt(rng, 5, 40)) for _ in range(5)))

@@ -1,6 +1,5 @@
 """The time that a client gives its request: a real router, and ranks that the test plays."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ import grpc
 import httpx
 import pytest
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from kit.polling import until_answered
 from router_neighbours import Cluster, replies_of
 
 from baton.proto.worker_pb2 import RequestTokens, StartRequest
@@ -120,7 +120,7 @@ async def test_requests_that_ended_early_are_in_the_metrics_with_what_they_had(
         neighbour.answer = None
         reply = await client.post("/v1/completions", json=body | {"timeout": 0.2})
         assert reply.status_code == 504
-        found = await within(_page_with(client, "baton_router_requests_active 0.0"))
+        found = await _page_with(client, "baton_router_requests_active 0.0")
     for line in (
         'baton_router_requests_total{outcome="cancelled"} 1.0',
         'baton_router_requests_total{outcome="deadline_exceeded"} 1.0',
@@ -134,6 +134,9 @@ async def test_requests_that_ended_early_are_in_the_metrics_with_what_they_had(
 
 async def _page_with(client: httpx.AsyncClient, line: str) -> str:
     """Return the page of metrics once it has a line."""
-    while line not in (page := (await client.get("/metrics")).text):
-        await asyncio.sleep(0.01)
-    return page
+
+    async def page() -> str | None:
+        found = (await client.get("/metrics")).text
+        return found if line in found else None
+
+    return await until_answered(page)

@@ -28,7 +28,7 @@ async def test_a_process_that_is_always_held_up_gives_up_too() -> None:
 
     async def hold_up() -> None:
         while True:
-            time.sleep(SECONDS / 2)
+            time.sleep(SECONDS / 2)  # the process is held up
             await asyncio.sleep(0)
 
     holding = loop.create_task(hold_up())

@@ -44,7 +44,7 @@ async def test_who_reads_a_call_that_another_part_has_cancelled_does_not_hide_wh
         with pytest.raises(TimeoutError, match="the write was late"):
             await first_of(reads(lost), late(lost))
     with pytest.raises(asyncio.InvalidStateError, match="cancelled"):
-        await first_of(reads(lost), asyncio.sleep(DEADLINE_S))
+        await first_of(reads(lost), asyncio.sleep(DEADLINE_S))  # is cancelled
 
 
 async def test_who_is_cancelled_while_the_other_parts_end_stays_cancelled() -> None:

@@ -12,6 +12,7 @@ import pytest
 from broken_works import MadeToFail, fail, work_of
 from deploy.tiny_worker import DEADLINE_S, Client, make_worker, prompt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kit.polling import until
 
 from baton.core import supervised
 from baton.core.errors import StoppedError
@@ -93,9 +94,11 @@ async def test_a_work_that_is_started_anew_works_again(
         assert work.on_failure is OnFailure.ANEW
         for starts in (2, 3):
             await fail(work)
-            async with asyncio.timeout(DEADLINE_S):
-                while work.starts < starts:
-                    await asyncio.sleep(0.002)
+
+            def is_started(starts: int = starts) -> bool:
+                return work.starts >= starts
+
+            await until(is_started)
         assert len((await client.generate(prompt(rng, 20)))["output_ids"]) == 4
         assert (await client.http.get("/health")).status_code == 200
         assert await health(client) == {SERVING} and not worker._owner.reason

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deploy.tiny_worker import DEADLINE_S, findings, make_worker, prompt, served
-from kit.polling import until
+from kit.polling import until, until_answered
 
 from baton.api.admission.room import DECODES_AHEAD
 from baton.api.backend import GenerateRequest, TokenEvent
@@ -90,9 +90,12 @@ async def test_past_the_bound_a_request_is_told_to_come_later(
             "rid": "many",
         }
         many = asyncio.create_task(client.http.post("/generate", json=body))
-        async with asyncio.timeout(DEADLINE_S):
-            while (state := await client.state())["running"] + state["waiting"] != 3:
-                await asyncio.sleep(0.005)
+
+        async def all_here() -> bool:
+            state = await client.state()
+            return bool(state["running"] + state["waiting"] == 3)
+
+        await until_answered(all_here)
         more = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
         refused = await client.http.post("/generate", json=more)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
@@ -183,11 +186,15 @@ async def test_what_waits_counts_as_waiting(tiny: Path, rng: random.Random) -> N
             "rid": "many",
         }
         many = asyncio.create_task(client.http.post("/generate", json=body))
-        async with asyncio.timeout(DEADLINE_S):
-            while (await client.state())["waiting"] != 5:
-                await asyncio.sleep(0.005)
-            while "5.0" not in gauge((await client.http.get("/metrics")).text):
-                await asyncio.sleep(0.05)
+
+        async def five_wait() -> bool:
+            return bool((await client.state())["waiting"] == 5)
+
+        async def the_page_says_so() -> bool:
+            return "5.0" in gauge((await client.http.get("/metrics")).text)
+
+        await until_answered(five_wait)
+        await until_answered(the_page_says_so)
         await client.http.post("/abort_request", json={"rid": "many"})
         await many
 

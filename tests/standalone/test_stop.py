@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 from deploy.tiny_worker import DEADLINE_S, Client, make_worker, prompt, served
+from kit.polling import until_answered
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.standalone.config import StandaloneConfig
@@ -31,8 +32,11 @@ async def test_a_worker_that_stops_is_not_ready_refuses_and_finishes_what_it_has
             lines = reply.aiter_lines()
             await anext(lines)
             stopping = asyncio.create_task(worker.__aexit__(None, None, None))
-            while (await http.get("/ready")).status_code != 503:
-                await asyncio.sleep(0.01)
+
+            async def refuses() -> bool:
+                return (await http.get("/ready")).status_code == 503
+
+            await until_answered(refuses)
             assert (await http.get("/health")).status_code == 200, "it still works"
             messages: dict[str, object] = {"prompt": "x", "messages": []}
             for path, sent in (("/v1/completions", {"prompt": "x"}), ("/v1/messages", messages)):
@@ -67,8 +71,12 @@ async def test_requests_that_end_early_are_in_outcomes_and_tokens(
         seen += len((await client.generate(prompt(rng, 5)))["output_ids"])
         await client.running(0)
         prompts = 5 * (3 + begun)
-        while (found := await _sums(client)).get("prompt") != prompts:
-            await asyncio.sleep(0.01)
+
+        async def counted() -> dict[str, float] | None:
+            sums = await _sums(client)
+            return sums if sums.get("prompt") == prompts else None
+
+        found = await until_answered(counted)
     assert found.pop("output") >= seen + begun
     assert found == {
         "prompt": prompts,

@@ -23,6 +23,7 @@ from deploy.tiny_worker import (
     prompt,
     served,
 )
+from kit.polling import until_answered
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.backend import GenerateRequest, TokenEvent
@@ -219,13 +220,12 @@ async def test_closing_the_backends_generator_is_enough_to_cancel(
             assert isinstance(first, TokenEvent) and first.token_ids, "it has begun"
             assert worker.backend.busy == 1
 
-        async def state() -> dict[str, Any]:
+        async def idle() -> dict[str, Any] | None:
             info: Any = await worker.backend.server_info()
             found: dict[str, Any] = info["internal_states"][0]
-            return found
+            return None if found["running"] else found
 
-        while (now := await state())["running"]:
-            await asyncio.sleep(0.005)
+        now = await until_answered(idle)
         assert now["counters"]["steps"] < 2500, "it ran to its end"
         assert worker.backend.busy == 0
 
@@ -311,9 +311,12 @@ async def test_health_and_metrics_follow_the_engine(tiny: Path, rng: random.Rand
         await client.generate(ids)
         await client.generate(ids)
         counters = (await client.state())["counters"]
-        async with asyncio.timeout(DEADLINE_S):
-            while (found := await _counters(client)).get("steps") != counters["steps"]:
-                await asyncio.sleep(0.01)
+
+        async def counted() -> dict[str, float] | None:
+            now = await _counters(client)
+            return now if now.get("steps") == counters["steps"] else None
+
+        found = await until_answered(counted)
     assert found["state_hit_tokens"] == 3 * GRID
     assert found["prompt_tokens"] == counters["prompt_tokens"] == 1 + 2 * len(ids)
     assert found["snapshots_written"] == counters["snapshots_written"] > 0

@@ -187,7 +187,7 @@ def test_a_writer_that_was_stopped_cannot_write_once_its_peers_agent_is_gone(
             agent.close()
             memory.fill_(1)
             os.kill(writer.pid, signal.SIGCONT)
-            time.sleep(CHANCE_S)
+            time.sleep(CHANCE_S)  # a write would have come by then
             assert (memory == 1).all()
         finally:
             writer.kill()
@@ -250,7 +250,7 @@ async def test_a_lender_that_was_suspended_while_it_lent_does_not_poll_its_agent
             assert await lender.endpoint() == endpoint
             clock.now += LEASE_S * LONGEST_PAUSE * 0.9
             await poller.run(lambda: None)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # it would have been closed by then
             assert await lender.endpoint() == endpoint
             clock.now += LEASE_S * LONGEST_PAUSE * 1.1
             await until(lambda: lender._agent is None)

@@ -1,9 +1,9 @@
 """A NIXL write tells its receiver when to look for bytes, and when not to."""
 
 import asyncio
-import time
 
 import pytest
+from kit.polling import until
 
 from baton.core.handoff_ids import TicketId
 from baton.core.state_ref import StateRef
@@ -49,10 +49,7 @@ class Written:
         self.operation.ended(self.posts.pop(0), error)
 
     async def until(self, told: list[tuple[bool, int]]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.told != told:
-            assert time.monotonic() < deadline, self.told
-            await asyncio.sleep(0.001)
+        await until(lambda: self.told == told, lambda: self.told)
 
 
 @pytest.fixture

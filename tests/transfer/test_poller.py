@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from kit.polling import until
 
 from baton.core.supervised import ProcessSupervisor
 from baton.transfer.channels.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
@@ -132,9 +133,8 @@ async def test_a_poller_that_has_failed_ends_the_process_and_still_makes_calls()
     poller = Poller("transfers", owner, broken)
     poller.call(called.set)
     begin.set()
+    await until(lambda: owner.reason)
     async with asyncio.timeout(DEADLINE_S):
-        while not owner.reason:
-            await asyncio.sleep(0.001)
         assert called.wait(DEADLINE_S), "it was asked before the failure"
         await poller.run(lambda: None)
     assert owner.reason == "transfers ended: ValueError: no such device"

@@ -13,7 +13,7 @@ from certificates import folder_of, router
 from engine.engines import make_engine
 from engine.hash_model import HashModel
 from grpc import aio
-from kit.polling import until
+from kit.polling import until, until_answered
 
 from baton.core.role import Role
 from baton.core.sampling_params import SamplingParams
@@ -178,12 +178,13 @@ class TestWorker:
     async def clean(self) -> None:
         """Wait until nothing is under way here; then the books must balance and all be free."""
         left: Any = None
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while (left := await self._left()) is not None:
-                    await asyncio.sleep(0.005)
-        except TimeoutError:
-            raise AssertionError(f"{self.context.worker_id} still has {left}") from None
+
+        async def nothing_is_left() -> bool:
+            nonlocal left
+            left = await self._left()
+            return left is None
+
+        await until_answered(nothing_is_left, lambda: f"{self.context.worker_id} still has {left}")
 
     async def _left(self) -> Any:
         """Return what is still under way or owned; None when there is nothing."""
@@ -353,7 +354,7 @@ async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[Route
                 beat = worker_pb2.RouterMessage()
                 beat.heartbeat.sequence = sequence
                 await client.write(beat)
-                await asyncio.sleep(lease_s / 4)
+                await asyncio.sleep(lease_s / 4)  # the beat
 
         beating = asyncio.ensure_future(beat())
         try:

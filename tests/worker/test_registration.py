@@ -9,6 +9,7 @@ from collections.abc import Sized
 import pytest
 from certificates import CLUSTER, folder_of
 from engine.engines import greedy
+from kit.polling import until
 from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 from worker.fake_router import FakeRouter, serving
 
@@ -235,9 +236,7 @@ async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports(
                     lambda r, n=times: len(r.streams) == n and len(r.streams[-1]) >= 2
                 )
                 registration._deadline_s = 0.0
-                async with asyncio.timeout(DEADLINE_S):
-                    while registration.router_id is not None:
-                        await asyncio.sleep(0.005)
+                await until(lambda: registration.router_id is None)
                 registration._deadline_s = DEADLINE_S
             await router.until(lambda r: len(r.streams) == 6)
 
@@ -362,7 +361,7 @@ async def test_a_router_that_says_anothers_name_is_not_registered_with() -> None
     async with serving(liar) as address:
         worker = told(prefill_worker("p-asks"), address)
         async with running(worker):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)  # it would have registered by then
             assert not liar.streams
 
 
