@@ -1,6 +1,6 @@
 """JSON replies that all endpoints share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ from baton.api.errors import error_body
 from baton.core.drafts import DraftSource
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, StoppingError
-from baton.core.finish import Finished
+from baton.core.finish import Finished, Usage
 from baton.rpc.errors import RETRY_AFTER, retry_after
 
 SHOULD_RETRY = "x-should-retry"
@@ -80,6 +80,14 @@ def usage_json(prompts: Sequence[Sequence[Finished]], *, predicted: bool = False
         details["accepted_prediction_tokens"] = accepted
         details["rejected_prediction_tokens"] = sum(each.proposed for each in drafts) - accepted
     return found | ({"completion_tokens_details": details} if details else {})
+
+
+def cached_json(usages: Iterable[Usage]) -> dict[str, int]:
+    """Return the cached prompt tokens by the memory that had them, as SGLang names it."""
+    host = cached = 0
+    for usage in usages:
+        host, cached = host + usage.cached_host_tokens, cached + usage.cached_tokens
+    return {"device": cached - host, "host": host}
 
 
 def ending(finished: Finished | None, reason: str | None = None) -> dict[str, Any]:

@@ -210,6 +210,10 @@ class SamplingBody(SamplingFields, RequestBody):
     explain: Annotated[bool, works("true: the reply says why the request was placed as it was")] = (
         False  # the reply says why the request was placed as it was
     )
+    return_cached_tokens_details: Annotated[
+        bool,
+        works("`sglext` says how many cached tokens came from the device and from the host's tier"),
+    ] = False
     prompt_logprobs: Annotated[int | None, works("alternatives at each token of the prompt")] = None
     truncate_prompt_tokens: Annotated[
         int | None, works("most prompt tokens; -1: what the context leaves")

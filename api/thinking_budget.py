@@ -86,6 +86,7 @@ class BudgetedBackend(WrappedBackend):
                         prompt_tokens=prompt,
                         completion_tokens=used.completion_tokens + len(before),
                         cached_tokens=min(used.cached_tokens, prompt),
+                        cached_host_tokens=min(used.cached_host_tokens, prompt),
                     )
                     yield replace(event, usage=usage)
                 else:

@@ -24,6 +24,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
+    cached_host_tokens: int = 0  # of those, the ones that the host's tier has spared
     # Says how the answer was computed, not what it is.
     drafts: DraftUsage = field(default=NO_DRAFTS, compare=False)
 

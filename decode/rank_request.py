@@ -175,7 +175,8 @@ class RankRequest:
         elif isinstance(event, Scheduled):
             self._timings.on_launched(at_s)
             if self._start.prefill_here and self._attempts.link is None:
-                self._answer.cached(event.cached_tokens, event.cached_kv)
+                cached = event.cached_tokens, event.cached_kv, event.cached_host
+                self._answer.cached(*cached)
         elif isinstance(event, PromptScored):
             self._answer.add_scores(prompt_logprobs_to_proto(event.scores))
         elif isinstance(event, RequestFinished):

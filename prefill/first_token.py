@@ -22,6 +22,7 @@ class FirstTokenRecord:
         """Note that the first chunk is planned. at_s: by `time.monotonic`."""
         self._message.cached_tokens = event.cached_tokens
         self._message.cached_kv = event.cached_kv
+        self._message.cached_host = event.cached_host
         self._scheduled_s = at_s
         self._metrics.prefill_queue.observe(at_s - self._arrived_s)
 

@@ -43,6 +43,7 @@ class FakeBackend:
     flushed: list[float] = field(default_factory=list)  # the timeouts it was given
     flush_failure: ApiError | None = None
     drafts: DraftUsage = NO_DRAFTS  # of each answer
+    cached_host: int = 0  # of the one token that is cached
     synthetic: float = 0.0
     _held: dict[str, tuple[GenerateRequest, asyncio.Event]] = field(default_factory=dict)
 
@@ -99,7 +100,7 @@ class FakeBackend:
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         finished = Finished(
             End(reason, stop_string=text.match.stop if text.match else "", cut_chars=cut),
-            usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1, drafts=self.drafts),
+            usage=Usage(len(request.prompt_ids), len(ids), 1, self.cached_host, self.drafts),
             timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
             synthetic_acceptance=self.synthetic,
         )

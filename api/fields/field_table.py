@@ -177,7 +177,7 @@ UNREAD_FIELDS = _table(
     _neutral(_OPENAI, "use_beam_search watermarking", False),
     _extra(_OPENAI, "models top_a"),  # OpenRouter's
     _extra(_OPENAI, "return_tokens_as_token_ids", False),
-    _extra(_OPENAI, "return_token_offsets return_cached_tokens_details", False),
+    _extra(_OPENAI, "return_token_offsets", False),
     _neutral(_OPENAI, "length_penalty", 1),
     _neutral(_OPENAI, "thinking_token_budget", -1),
     _extra(_OPENAI, "routed_experts_prompt_start", 0),

@@ -44,6 +44,7 @@ class ChatEndpoint:
             body.choices,
             body.include_usage,
             predicted=body.prediction is not None,
+            cached_details=body.return_cached_tokens_details,
         )
         if body.stream:
             return EventStream(chunks(envelope, form, turn.deltas), ping_s=self.ping_s)

@@ -74,7 +74,12 @@ class CompletionsEndpoint:
         )
         reply_id = requests[0].request_id
         envelope = Envelope(
-            f"cmpl-{reply_id}", "text_completion", model.model_id, body.computed, body.include_usage
+            f"cmpl-{reply_id}",
+            "text_completion",
+            model.model_id,
+            body.computed,
+            body.include_usage,
+            cached_details=body.return_cached_tokens_details,
         )
         if body.stream:
             return EventStream(chunks(envelope, form, deltas), ping_s=self.ping_s)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.replies import synthetic_json, timings_json, usage_json
+from baton.api.replies import cached_json, synthetic_json, timings_json, usage_json
 from baton.api.sse import Json
 from baton.core.finish import Finished
 
@@ -24,6 +24,7 @@ class Envelope:
     answers_per_prompt: int
     include_usage: bool  # in a stream
     predicted: bool = False  # the usage has the tokens of a prediction
+    cached_details: bool = False  # the reply says which memory cached tokens came from
     created: int = field(default_factory=lambda: int(time.time()))
     _before: bytes = field(init=False, repr=False)  # the JSON of a chunk around its choice
     _after: bytes = field(init=False, repr=False)
@@ -63,17 +64,19 @@ class Envelope:
         return {
             "usage": usage_json(by_prompt, predicted=self.predicted),
             "timings": timings_json(finished[0]),
-            **remarks(finished),
+            **self.remarks(finished),
         }
 
-
-def remarks(finished: Sequence[Finished]) -> dict[str, Any]:
-    """Return the explanations of the answers, in their order, if anybody asked; and that they are
-    not the model's, where they are not.
-    """
-    found = [each.explanation for each in finished if each.explanation is not None]
-    explained = {"explanations": found} if found else {}
-    return explained | (synthetic_json(finished[0]) if finished else {})
+    def remarks(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        """Return what was asked for: the explanations of the answers, in their order, and where
+        cached tokens came from; and that the answers are not the model's, where they are not.
+        """
+        explained = [each.explanation for each in finished if each.explanation is not None]
+        found: dict[str, Any] = {"explanations": explained} if explained else {}
+        if self.cached_details and finished:
+            first = [each.usage for each in finished[:: self.answers_per_prompt]]
+            found["sglext"] = {"cached_tokens_details": cached_json(first)}
+        return found | (synthetic_json(finished[0]) if finished else {})
 
 
 class ChoiceFormat(Protocol):
@@ -90,7 +93,7 @@ async def chunks(
     envelope: Envelope, form: ChoiceFormat, deltas: AsyncGenerator[AnswerDelta, None]
 ) -> AsyncGenerator[Json, None]:
     """Yield a chunk for each choice. The last has the usage totals and the explanations, if the
-    client asked for them, and what `remarks` has to say.
+    client asked for them, and what `Envelope.remarks` has to say.
     """
     finished: dict[int, Finished] = {}
     opened = False
@@ -107,5 +110,5 @@ async def chunks(
     in_order = [finished[index] for index in sorted(finished)]
     if envelope.include_usage:
         yield envelope.around([]) | envelope.totals(in_order)
-    elif remarked := remarks(in_order):
+    elif remarked := envelope.remarks(in_order):
         yield envelope.around([]) | remarked

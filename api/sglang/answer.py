@@ -6,7 +6,7 @@ from typing import Any
 
 from baton.api.answers import AnswerDelta
 from baton.api.backend import GenerateRequest
-from baton.api.replies import synthetic_json, timings_json
+from baton.api.replies import cached_json, synthetic_json, timings_json
 from baton.api.sglang.schema import LogprobsWanted
 from baton.core.drafts import DraftUsage
 from baton.core.error_codes import ErrorCode
@@ -120,6 +120,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
         "finish_reason": _reason(finished),
         "completion_tokens": finished.usage.completion_tokens,
         "cached_tokens": finished.usage.cached_tokens,
+        "cached_tokens_details": cached_json([finished.usage]),
         "e2e_latency": finished.timings.e2e_us / 1e6,
         "timings": timings_json(finished),
         **_drafts(finished.usage.drafts),

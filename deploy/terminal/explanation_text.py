@@ -63,6 +63,8 @@ def _computed(computed: Mapping[str, Any]) -> Iterator[str]:
         yield f"prompt    computed by {by}, which did not say what it had cached"
     else:
         had = f"had the state after {state} tokens" if state else "had no state of it"
+        if host := computed.get("host_tokens"):
+            had += f" ({host} of them from its host's memory)"
         more = kv - state
         again = f", and the KV of {more} more: no use without a state there" if more > 0 else ""
         yield f"prompt    {by} {had}{again}; it computed {computed['computed_tokens']} tokens"

@@ -55,10 +55,12 @@ class RequestMemory:
         counters.state_hit_tokens += request.lengths.computed
         counters.kv_hit_tokens += match.kv_depth
         counters.branch_points += request.branch is not None
-        if request.promotion is not None:
-            counters.host_hit_tokens += request.promotion.spared(request.lengths.computed)
+        promotion = request.promotion
+        spared = 0 if promotion is None else promotion.spared(request.lengths.computed)
+        counters.host_hit_tokens += spared
         if not request.admissions:
             request.cached_tokens, request.cached_kv = request.lengths.computed, match.kv_depth
+            request.cached_host = spared
         request.admissions += 1
 
     def count_guess(self, seconds: float) -> None:

@@ -208,6 +208,7 @@ class ResultProcessor:
                 len(request.spec.prompt_ids),
                 len(request.output),
                 request.cached_tokens,
+                request.cached_host,
                 request.drafted.usage(),
             ),
             error=error,

@@ -86,9 +86,9 @@ CODEX: dict[str, Any] = {
         ),
         (
             CHAT,
-            {"messages": HELLO, "return_token_ids": True, "return_cached_tokens_details": True,
+            {"messages": HELLO, "return_token_ids": True, "return_token_offsets": True,
              "web_search_options": {"a": 1}, "tools": [{"type": "web_search"}]},
-            {"return_token_ids", "return_cached_tokens_details", "web_search_options",
+            {"return_token_ids", "return_token_offsets", "web_search_options",
              "tools[web_search]"},
         ),
         ("/v1/messages/count_tokens", {

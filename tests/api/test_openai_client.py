@@ -46,6 +46,25 @@ async def test_a_chat_is_answered_whole(backend: FakeBackend, serve: Serve) -> N
     assert present(reply.model_extra)["timings"]["ttft_us"] == 7
 
 
+async def test_a_reply_says_which_memory_had_the_cached_tokens_where_asked_for(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    """The tokens of a prompt with several answers count once."""
+    backend.cached_host = 1
+    wanted: dict[str, bool]
+    for wanted, expected in (
+        ({}, None),
+        ({"return_cached_tokens_details": False}, None),
+        ({"return_cached_tokens_details": True}, {"device": 0, "host": 1}),
+    ):
+        async with connected(serve) as client:
+            reply = await client.chat.completions.create(
+                model="toy", messages=HELLO, n=2, extra_body=wanted
+            )
+        details = present(reply.model_extra).get("sglext", {}).get("cached_tokens_details")
+        assert details == expected
+
+
 async def test_a_streamed_chat_is_the_whole_chat_in_pieces(
     backend: FakeBackend, serve: Serve
 ) -> None:

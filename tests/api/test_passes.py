@@ -116,7 +116,7 @@ async def frames(app: ASGIApp, path: str, body: dict[str, Any]) -> int:
 
 
 REQUESTS = [
-    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 161),
+    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 162),
     ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 212),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 298),
 ]

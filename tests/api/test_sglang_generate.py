@@ -43,6 +43,7 @@ async def test_text_gives_text_ids_and_what_it_cost(
     assert meta["prompt_tokens"] == len(tokenizer.encode("hello world"))
     assert meta["completion_tokens"] == len(reply["output_ids"])
     assert meta["cached_tokens"] == 1
+    assert meta["cached_tokens_details"] == {"device": 1, "host": 0}
     assert meta["e2e_latency"] == 9e-6
     assert meta["finish_reason"] == {"type": "stop", "matched": None}
     assert "output_token_logprobs" not in meta

@@ -72,6 +72,20 @@ async def test_token_ids_come_beside_the_text_where_asked_for(
     assert backend.tokenizer.decode(ids) == "".join(c["text"] for c in choices) == "naïve 😀"
 
 
+@pytest.mark.parametrize("usage", [True, False])
+async def test_a_streams_end_says_which_memory_had_the_cached_tokens_where_asked_for(
+    backend: FakeBackend, serve: Serve, usage: bool
+) -> None:
+    backend.cached_host = 1
+    body: dict[str, object] = {"prompt": ["hello", "you"], "return_cached_tokens_details": True}
+    body["stream_options"] = {"include_usage": usage}
+    reply = await stream_of(serve, "/v1/completions", body)
+    events = [json.loads(event.removeprefix("data: ")) for event in reply.text.split("\n\n")[:-2]]
+    assert [event for event in events if "sglext" in event] == events[-1:]
+    assert events[-1]["sglext"] == {"cached_tokens_details": {"device": 0, "host": 2}}
+    assert ("timings" in events[-1]) is usage
+
+
 async def test_every_chunk_of_a_stream_with_usage_has_the_field(serve: Serve) -> None:
     body: dict[str, object] = {"prompt": "hello", "stream_options": {"include_usage": True}}
     reply = await stream_of(serve, "/v1/completions", body)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from engine.engines import assert_clean, greedy, random_prompt, run, tokens_of
+from engine.engines import assert_clean, finish_of, greedy, random_prompt, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 from engine.host_tiers import (
     DEADLINE,
@@ -19,10 +19,12 @@ from engine.host_tiers import (
     without_tier,
 )
 
+from baton.core.finish import Usage
 from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.layout.owners import Owner
 from baton.engine.layout.token_key import token_key
 from baton.engine.memory.host_bytes import HostBytes
+from baton.engine.request.events import Scheduled
 from baton.engine.request.request import RequestSpec
 from baton.engine.tiers import block_copier, host_tier
 from baton.engine.tiers.block_copier import BlockCopier, Blocks
@@ -179,4 +181,23 @@ def test_only_so_many_prefixes_come_back_at_once(
     for number, prompt in enumerate(prompts):
         assert tokens_of(events, f"r{number}") == expected_tokens(HashModel(), prompt, 4)
     assert engine.counters.host_hit_tokens == 8 * 48
+    engine.close()
+
+
+def test_a_request_is_told_how_much_the_host_spared_it(seeded: random.Random) -> None:
+    engine = tiered()
+    prompt = random_prompt(seeded, 50, 54)
+
+    def told(name: str) -> tuple[Scheduled, Usage]:
+        engine.submit(RequestSpec(name, prompt, greedy(4)))
+        events = run(engine)
+        (scheduled,) = [event for event in events if isinstance(event, Scheduled)]
+        return scheduled, finish_of(events, name).usage
+
+    for name, cached, host in (("cold", 0, 0), ("device", 48, 0), ("host", 48, 48)):
+        if name == "host":
+            forget_device(saved(engine))
+        scheduled, usage = told(name)
+        assert (scheduled.cached_tokens, scheduled.cached_host) == (cached, host)
+        assert (usage.cached_tokens, usage.cached_host_tokens) == (cached, host)
     engine.close()

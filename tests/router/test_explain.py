@@ -29,7 +29,7 @@ from baton.router.request_times import RequestTimes
 from baton.router.sessions.live_requests import LiveRequest, LiveRequests
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
-SOURCE = PromptSource(reader="p1", state_tokens=16, kv_tokens=32, rank_kv_tokens=8,
+SOURCE = PromptSource(reader="p1", state_tokens=16, kv_tokens=32, rank_kv_tokens=8, host_tokens=8,
                       fetch=StateFetch(source="d0", tokens=16, outcome="fetched", took_us=2500),
                       failed=["p0 was lost"])  # fmt: skip
 
@@ -180,7 +180,7 @@ async def test_what_was_cached_what_was_lost_and_what_it_cost(
     assert found["timings"] == reply["timings"] and found["client_id"] == "me"
     assert found["computed"] == {
         "attempt": 1, "by": "p1", "cached_state_tokens": 16, "cached_kv_tokens": 32,
-        "computed_tokens": 24, "rank_kv_tokens": 8, "sent_kv_tokens": 32,
+        "host_tokens": 8, "computed_tokens": 24, "rank_kv_tokens": 8, "sent_kv_tokens": 32,
         "fetch": {"from": "d0", "tokens": 16, "outcome": "fetched", "ms": 2.5},
         "failed": ["p0 was lost"],
     }  # fmt: skip
@@ -201,8 +201,8 @@ async def test_what_was_cached_what_was_lost_and_what_it_cost(
     assert attempt["prefill_here"]["chosen"] is False
     text = "\n".join(lines)
     for said in (
-        "p1 had the state after 16 tokens, and the KV of 16 more: no use without a state there; it "
-        "computed 24 tokens",
+        "p1 had the state after 16 tokens (8 of them from its host's memory), and the KV of 16 "
+        "more: no use without a state there; it computed 24 tokens",
         "state after 16 tokens from d0: it came, 2.5 ms",
         "the KV of 32 tokens; the rank had the KV of 8",
         "failed    p0 was lost",
