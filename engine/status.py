@@ -30,11 +30,15 @@ class EngineStatus:
     # Of the host's tier, if there is one.
     host_slots: dict[Owner, int] = field(default_factory=dict)
     host_pages: dict[Owner, int] = field(default_factory=dict)
+    host_saving: int = 0  # prefixes that are copied there, or wait for it
+    host_loading: int = 0  # prefixes that are copied back
 
 
 def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) -> EngineStatus:
     """Return the status of the engine that these are parts of."""
-    host_slots, host_pages = ({}, {}) if pools.backup is None else pools.backup.counts()
+    backup = pools.backup
+    host_slots, host_pages = ({}, {}) if backup is None else backup.counts()
+    saving, loading = (0, 0) if backup is None else backup.copies()
     return EngineStatus(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -44,6 +48,8 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
         pages=pools.pages.counts(),
         host_slots=host_slots,
         host_pages=host_pages,
+        host_saving=saving,
+        host_loading=loading,
         shortages=pools.causes.lately,
         max_running=plan.max_running,
         max_model_len=plan.max_model_len,

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "grafana/dashboards"
 GOALS = Objectives()
 DECODE, PREFILL = 'role="decode"', 'role="prefill"'
+USED = 'owner!="free"'
 
 OVERVIEW = Dashboard(
     "baton-overview",
@@ -199,6 +200,24 @@ MEMORY = Dashboard(
             Panel("Pages evicted", "ops", rate_by("baton_engine_pages_evicted_total", "worker")),
             Panel("Admissions with more KV than state", "ops",
                   rate_by("baton_engine_branch_points_total", "worker")),
+        ]),
+        Row("The host's tier", [
+            Panel("In use", "percentunit", [
+                Query(f"sum ({of(f'baton_worker_host_{kind}', USED)})\n"
+                      f"  / sum ({of(f'baton_worker_host_{kind}')})", kind)
+                for kind in ("slots", "pages")
+            ], "Of the workers with --host-cache-gb."),
+            Panel("Prompt tokens spared", "percentunit", [
+                Query(f"{rate('baton_engine_host_hit_tokens_total')}\n"
+                      f"  / {rate('baton_engine_prompt_tokens_total')}", "of all computed there")
+            ]),
+            Panel("Prefixes on their way", "none", [
+                Query(f"sum by (kind) ({of('baton_worker_host_copies')})", "{{kind}}")
+            ]),
+            Panel("Copies given up and failed", "ops", [
+                Query(rate(f"baton_engine_host_{event}_total"), event)
+                for event in ("recalls", "failures")
+            ]),
         ]),
     ],
 )  # fmt: skip

@@ -41,6 +41,8 @@ class ClusterFigures:
             slots=sum(_total(report.slots) for report in reports),
             slots_held=sum(_held(report.slots) for report in reports),
             memory_held=weighted / pages if pages else 0.0,
+            host_pages=sum(_total(report.host.pages) for report in reports),
+            host_pages_used=sum(_used(report.host.pages) for report in reports),
         )
 
 
@@ -50,3 +52,7 @@ def _total(owners: Iterable[OwnerCount]) -> int:
 
 def _held(owners: Iterable[OwnerCount]) -> int:
     return sum(each.count for each in owners if each.owner not in _NOT_HELD)
+
+
+def _used(owners: Iterable[OwnerCount]) -> int:
+    return sum(each.count for each in owners if each.owner != "free")

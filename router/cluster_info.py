@@ -1,10 +1,10 @@
 """The cluster as JSON values, for `/server_info`, `baton status` and Prometheus."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from baton.core.role import Role
-from baton.proto.worker_pb2 import OwnerCount
+from baton.proto.worker_pb2 import OwnerCount, WorkerStatus
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.cluster_view.worker_warnings import worker_warnings
 from baton.rpc.metric_aliases.figures import Totals, accept_length
@@ -49,6 +49,7 @@ def worker_info(
         "slots": _by_owner(status.slots),
         "pages": _by_owner(status.pages),
         "page_size": status.page_size,
+        "host_tier": _host_tier(status) if status.HasField("host") else None,
         "handoffs": dict(sorted(status.handoffs.items())),
         "shortages": {pool: round(share, 3) for pool, share in sorted(status.shortages.items())},
         "memory_plan": {part.name: part.text for part in details.memory_plan},
@@ -127,3 +128,23 @@ def _labels(worker: Worker) -> dict[str, str]:
 
 def _by_owner(counts: Iterable[OwnerCount]) -> dict[str, int]:
     return {count.owner: count.count for count in counts}
+
+
+def _host_tier(status: WorkerStatus) -> dict[str, object]:
+    """Return what a worker keeps in its host's memory: bytes in use and in all, and copies."""
+    host = status.host
+    slots, pages = _by_owner(host.slots), _by_owner(host.pages)
+    page_bytes = status.page_size * status.token_bytes
+    return {
+        "slots": slots,
+        "pages": pages,
+        "used_bytes": _used(slots) * status.state_bytes + _used(pages) * page_bytes,
+        "total_bytes": sum(slots.values()) * status.state_bytes + sum(pages.values()) * page_bytes,
+        "saving": host.saving,
+        "loading": host.loading,
+        "hit_tokens": status.totals.host_hit_tokens,
+    }
+
+
+def _used(counts: Mapping[str, int]) -> int:
+    return sum(count for owner, count in counts.items() if owner != "free")

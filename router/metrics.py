@@ -35,10 +35,7 @@ class RouterMetrics:
             "Prompt and output tokens of requests that had a first token.",
             "kind",
         )
-        self._cached_tokens = make.counter(
-            "cached_tokens",
-            "Prompt tokens of finished requests that were cached, not computed.",
-        )
+        self._cached = CachedTokens(make)
         self._state_hits = make.counter(
             "state_hits", "Attempts for which a rank was known to hold the state of a prefix."
         )
@@ -86,7 +83,8 @@ class RouterMetrics:
         whole = {Latency.TTFT: self._ttft, Latency.E2E: self._e2e, Latency.QUEUE: self._queue}
         return ServedWork(
             prompt_tokens=tokens["prompt"],
-            cached_tokens=value_of(self._cached_tokens),
+            cached_tokens=value_of(self._cached.every),
+            cached_host_tokens=value_of(self._cached.host),
             output_tokens=tokens["output"],
             outcomes=by_label(self._requests, "outcome"),
             latencies={
@@ -146,7 +144,8 @@ class RouterMetrics:
         self._keys.finished(owner, usage)
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("output").inc(usage.completion_tokens)
-        self._cached_tokens.inc(usage.cached_tokens)
+        self._cached.every.inc(usage.cached_tokens)
+        self._cached.host.inc(usage.cached_host_tokens)
 
 
 def _ttft_parts(t: Timings) -> tuple[int, ...]:
@@ -155,6 +154,20 @@ def _ttft_parts(t: Timings) -> tuple[int, ...]:
 
 def _second_parts(t: Timings) -> tuple[int, ...]:
     return t.transfer_us, t.decode_wait_us, t.first_decode_step_us
+
+
+class CachedTokens:
+    """The counters of prompt tokens that no worker computed."""
+
+    def __init__(self, make: RouterMetricFactory) -> None:
+        self.every = make.counter(
+            "cached_tokens",
+            "Prompt tokens of finished requests that were cached, not computed.",
+        )
+        self.host = make.counter(
+            "cached_host_tokens",
+            "Prompt tokens of finished requests that came back from the host's tier of a worker.",
+        )
 
 
 class QueueMetrics:

@@ -172,6 +172,8 @@ class StandaloneBackend:
             "waiting_tokens": self._queue.waiting_tokens,  # of those before the engine
             "slots": {owner.value: count for owner, count in status.slots.items()},
             "pages": {owner.value: count for owner, count in status.pages.items()},
+            "host_slots": {owner.value: count for owner, count in status.host_slots.items()},
+            "host_pages": {owner.value: count for owner, count in status.host_pages.items()},
             "counters": asdict(counters),
             "memory_plan": self._context.engine.memory_report,
         }

@@ -1,6 +1,6 @@
 """A worker's numbers for the metric names of other servers."""
 
-from baton.engine.layout.owners import held_by_requests, held_share
+from baton.engine.layout.owners import held_by_requests, held_share, used
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.rpc.metric_aliases.figures import CurrentLoad, Totals
@@ -23,6 +23,8 @@ def load_of(status: EngineStatus | None, waiting_before: int, page_size: int) ->
         slots=sum(status.slots.values()),
         slots_held=held_by_requests(status.slots),
         memory_held=max(held_share(status.slots), held_share(status.pages)),
+        host_pages=sum(status.host_pages.values()),
+        host_pages_used=used(status.host_pages),
     )
 
 
@@ -35,4 +37,5 @@ def totals_of(counters: Counters) -> Totals:
         accepted_lengths=counters.accepted_length_tokens,
         uncached_tokens=counters.prompt_tokens - counters.state_hit_tokens + transferred,
         adopted_tokens=transferred,
+        host_hit_tokens=counters.host_hit_tokens,
     )

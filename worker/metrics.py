@@ -95,6 +95,7 @@ class WorkerMetrics:
         return ServedWork(
             prompt_tokens=counters.prompt_tokens + counters.adopted_tokens,
             cached_tokens=counters.state_hit_tokens + counters.transfer_hit_tokens,
+            cached_host_tokens=counters.host_hit_tokens,
             output_tokens=by_label(self._tokens, "kind")["output"],
             outcomes=by_label(self._requests, "outcome"),
             latencies={latency: only(histogram) for latency, histogram in latencies.items()},
@@ -147,6 +148,12 @@ class StatusGauges:
         self._pages = make.gauge("pages", "KV pages by owner.", "owner")
         self._host_slots = make.gauge("host_slots", "Slots of the host's tier by owner.", "owner")
         self._host_pages = make.gauge("host_pages", "Pages of the host's tier by owner.", "owner")
+        self._host_copies = make.gauge(
+            "host_copies",
+            "Prefixes that are copied into the host's tier, or wait for it (save), and that are "
+            "copied back (load).",
+            "kind",
+        )
         self._running = make.gauge("requests_running", "Requests that take part in steps.")
         self._waiting = make.gauge("requests_waiting", "Requests that wait for the engine.")
 
@@ -159,6 +166,9 @@ class StatusGauges:
         self._set_owners(self._pages, status.pages)
         self._set_owners(self._host_slots, status.host_slots)
         self._set_owners(self._host_pages, status.host_pages)
+        if status.host_slots:
+            for kind, copies in (("save", status.host_saving), ("load", status.host_loading)):
+                self._host_copies.labels(**self._labels, kind=kind).set(copies)
 
     def _set_owners(self, gauge: Gauge, owned: Mapping[Owner, int]) -> None:
         for owner, count in owned.items():

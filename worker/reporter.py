@@ -194,7 +194,20 @@ class Reporter:
             token_bytes=token_bytes,
             totals=totals_of(counters).to_proto(),
             memory_held=max(held_share(status.slots), held_share(status.pages)),
+            host=_host(status),
         )
+
+
+def _host(status: EngineStatus) -> worker_pb2.HostTier | None:
+    """Return what the host's tier has; None where there is none."""
+    if not status.host_slots:
+        return None
+    return worker_pb2.HostTier(
+        slots=_owners(status.host_slots),
+        pages=_owners(status.host_pages),
+        saving=status.host_saving,
+        loading=status.host_loading,
+    )
 
 
 def _shortages(lately: Shortages) -> dict[str, float]:

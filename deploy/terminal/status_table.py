@@ -31,6 +31,7 @@ def render(info: Mapping[str, Any]) -> RenderableType:
         _Workers([_cells(worker) for worker in workers]),
         *(_shortage_line(worker) for worker in workers if worker["shortages"]),
         *(_slow_line(worker) for worker in workers if worker.get("slow_links")),
+        *(_host_line(worker) for worker in workers if worker.get("host_tier")),
         # A router of the release before says nothing of either.
         *_note_lines("refused: ", info.get("refused_workers", {}), "red"),
         *_note_lines("", info.get("worker_warnings", {}), "yellow"),
@@ -78,6 +79,17 @@ def _slow_line(worker: Mapping[str, Any]) -> Text:
     return Text(
         f"{worker['worker_id']}: slow links: MB/s {', '.join(links)}; "
         f"{worker['link_bytes_per_s'] / 1e6:,.1f} to the others"
+    )
+
+
+def _host_line(worker: Mapping[str, Any]) -> Text:
+    """Say what a worker's tier in the host's memory has, has spared, and copies now."""
+    host = worker["host_tier"]
+    used, total = (host[name] / (1 << 30) for name in ("used_bytes", "total_bytes"))
+    return Text(
+        f"{worker['worker_id']}: host memory: {used:.2f} of {total:.2f} GiB in use, "
+        f"{host['hit_tokens']:,} prompt tokens spared; prefixes on their way: {host['saving']} "
+        f"there, {host['loading']} back"
     )
 
 

@@ -40,6 +40,11 @@ class Backup(Protocol):
         """Return how many of its slots and pages each owner has."""
         ...
 
+    def copies(self) -> tuple[int, int]:
+        """Return how many prefixes are being copied into it or wait for that, and how many are on
+        their way back."""
+        ...
+
     def audit(self) -> list[str]:
         """Describe every fault in the ownership of its memory. [] when all is well."""
         ...

@@ -24,6 +24,11 @@ def held_by_requests(owned: Mapping[Owner, int]) -> int:
     return sum(owned.values()) - free
 
 
+def used(owned: Mapping[Owner, int]) -> int:
+    """Return how many slots or pages are not free."""
+    return sum(owned.values()) - owned.get(Owner.FREE, 0)
+
+
 def held_share(owned: Mapping[Owner, int]) -> float:
     """Return the share of a pool that requests hold."""
     every = sum(owned.values())

@@ -308,6 +308,10 @@ class HostTier:
         """See `Backup`."""
         return self.host.pools.slots.counts(), self.host.pools.pages.counts()
 
+    def copies(self) -> tuple[int, int]:
+        """See `Backup`."""
+        return len(self._queue) + (self._saved is not None), len(self._loads)
+
     def audit(self) -> list[str]:
         """See `Backup`."""
         found = audit(self.host.pools, (), self.host.reservations, self.host.loans, ())

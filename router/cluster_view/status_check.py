@@ -45,12 +45,15 @@ def check_status(status: WorkerStatus) -> None:
         _check_real(f"shortages[{name!r:.40}]", share, 1.0)
     for name, rate in status.slow_links.items():
         _check_real(f"slow_links[{name!r:.40}]", rate, _MOST_REAL)
-    counts = [*(each.count for each in status.slots), *(each.count for each in status.pages)]
+    host = status.host
+    counts = [each.count for pool in (status.slots, status.pages, host.slots, host.pages)
+              for each in pool]  # fmt: skip
     _check_counts("slots and pages", counts)
     _check_counts("handoffs", status.handoffs.values())
     totals = status.totals
     _check_counts("totals", [totals.preemptions, totals.drafts_proposed, totals.uncached_tokens,
-                             totals.adopted_tokens, *totals.accepted_lengths], 1 << 60)  # fmt: skip
+                             totals.adopted_tokens, totals.host_hit_tokens,
+                             *totals.accepted_lengths], 1 << 60)  # fmt: skip
     if len(totals.accepted_lengths) > _MOST_LENGTHS:
         expected = f"at most {_MOST_LENGTHS} accepted lengths"
         _refuse("totals", expected, len(totals.accepted_lengths))

@@ -33,6 +33,8 @@ class CurrentLoad:
     slots: int = 0
     slots_held: int = 0
     memory_held: float = 0.0  # share of slots or pages, the larger; a mean weighted by pages
+    host_pages: int = 0  # of tiers in the hosts' memory
+    host_pages_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ServedWork:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of them
+    cached_host_tokens: int = 0  # of those, the ones that hosts' tiers have spared
     output_tokens: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)  # finish reason or error code
     latencies: Mapping[Latency, Metric] = field(default_factory=dict)  # one histogram each
@@ -58,6 +61,7 @@ class Totals:
     accepted_lengths: tuple[int, ...] = ()  # place i: rows with drafts that gave i + 1 tokens
     uncached_tokens: int = 0
     adopted_tokens: int = 0
+    host_hit_tokens: int = 0
 
     @classmethod
     def from_proto(cls, message: EngineTotals) -> Self:
@@ -67,6 +71,7 @@ class Totals:
             tuple(message.accepted_lengths),
             message.uncached_tokens,
             message.adopted_tokens,
+            message.host_hit_tokens,
         )
 
     def to_proto(self) -> EngineTotals:
@@ -80,6 +85,7 @@ class Totals:
             tuple(a + b for a, b in lengths),
             self.uncached_tokens + other.uncached_tokens,
             self.adopted_tokens + other.adopted_tokens,
+            self.host_hit_tokens + other.host_hit_tokens,
         )
 
     @property

@@ -9,6 +9,13 @@ def _cache_config(figures: Figures) -> Samples:
     return [({"page_size": str(load.page_size), "num_pages": str(load.pages)}, 1.0)]
 
 
+def _cached(figures: Figures) -> Samples:
+    served = figures.served
+    host = served.cached_host_tokens
+    device = served.cached_tokens - host
+    return [({"cache_source": "device"}, device), ({"cache_source": "host"}, host)]
+
+
 SGLANG = (
     gauge("sglang:num_running_reqs", "Requests that take part in steps.", lambda f: f.load.running),
     gauge("sglang:num_queue_reqs", "Requests that wait: at the router, and for the engines.",
@@ -27,19 +34,19 @@ SGLANG = (
     gauge("sglang:num_pages", "KV pages.", lambda f: f.load.pages),
     Alias("sglang:cache_config_info", "gauge", "Always 1; the labels have the tokens of a KV page "
           "and the number of pages.", _cache_config, labels=("page_size", "num_pages")),
-    gauge("sglang:hicache_host_used_tokens", "Always 0; see `baton_worker_host_pages`.",
-          lambda f: 0.0),
-    gauge("sglang:hicache_host_total_tokens", "Always 0; see `baton_worker_host_pages`.",
-          lambda f: 0.0),
+    gauge("sglang:hicache_host_used_tokens", "Tokens of the KV pages in use in the hosts' tiers.",
+          lambda f: f.load.host_pages_used * f.load.page_size),
+    gauge("sglang:hicache_host_total_tokens", "Tokens of all KV pages of the hosts' tiers.",
+          lambda f: f.load.host_pages * f.load.page_size),
     gauge("sglang:cache_hit_rate", "Share of the tokens of all prompts since the start that were "
           "cached.", lambda f: share(f.served.cached_tokens, f.served.prompt_tokens)),
     counter("sglang:prompt_tokens_total",
             "Tokens of prompts, cached ones included; on a decode worker those that it adopted.",
             lambda f: f.served.prompt_tokens),
     counter("sglang:generation_tokens_total", "Output tokens.", lambda f: f.served.output_tokens),
-    counter("sglang:cached_tokens_total", "Tokens of prompts that were cached, with the state of "
-            "their recurrent layers; on a decode worker, KV that was not transferred.",
-            lambda f: f.served.cached_tokens),
+    Alias("sglang:cached_tokens_total", "counter", "Tokens of prompts that were cached, with the "
+          "state of their recurrent layers, by the memory that had them; on a decode worker, KV "
+          "that was not transferred is the device's.", _cached, labels=("cache_source",)),
     counter("sglang:num_requests_total", "Requests that ended.",
             lambda f: sum(f.served.outcomes.values())),
     counter("sglang:num_retracted_reqs_total", "Requests that gave up their memory for others.",

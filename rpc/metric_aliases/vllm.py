@@ -45,8 +45,8 @@ VLLM = (
           "Share of the KV pages that requests hold, from 0 to 1; pages that are only cached are "
           "not held.", _pages_held),
     gauge("vllm:gpu_cache_usage_perc", "The former name of vllm:kv_cache_usage_perc.", _pages_held),
-    gauge("vllm:cpu_cache_usage_perc", "Always 0: no KV pages lie in a second memory.",
-          lambda f: 0.0),
+    gauge("vllm:cpu_cache_usage_perc", "Share of the KV pages of the hosts' tiers in use; 0: there "
+          "are none.", lambda f: share(f.load.host_pages_used, f.load.host_pages)),
     Alias("vllm:cache_config_info", "gauge", "Always 1; the labels have the tokens of a KV page "
           "and the number of pages.", _cache_config, labels=("block_size", "num_gpu_blocks")),
     Alias("vllm:lora_requests_info", "gauge",

@@ -367,6 +367,22 @@ def test_status_says_what_the_prefix_cache_is_short_of(
     assert lines == [f"decode-1: the prefix cache is {told}"]
 
 
+def test_status_says_what_a_worker_has_in_its_hosts_memory() -> None:
+    info = _info(workers=2)
+    info["workers"][0]["host_tier"] = None
+    info["workers"][1]["host_tier"] = {
+        "used_bytes": 3 << 29, "total_bytes": 4 << 30, "hit_tokens": 12345, "saving": 2,
+        "loading": 1,
+    }  # fmt: skip
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(info))
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if "host memory" in line]
+    assert lines == [
+        "decode-1: host memory: 1.50 of 4.00 GiB in use, 12,345 prompt tokens spared; prefixes on "
+        "their way: 2 there, 1 back"
+    ]
+
+
 def test_status_names_slow_links() -> None:
     info = _info(workers=2)
     links = {"link_bytes_per_s": 2.5e9, "slow_links": {"decode-1": 3e6, "decode-7": 4.25e7}}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import OwnerCount, WorkerStatus
+from baton.proto.worker_pb2 import HostTier, OwnerCount, WorkerStatus
 from baton.router.cluster_figures import ClusterFigures
 from baton.router.cluster_view.worker_table import Worker, WorkerTable
 from baton.router.cluster_view.worker_totals import WorkerTotals
@@ -40,6 +40,7 @@ def test_counts_are_sums_and_fractions_are_means_weighted_by_pages() -> None:
             running=1, waiting=2, page_size=16, memory_held=0.5,
             pages=owners({"free": 50, "cache": 30, "live": 20}),
             slots=owners({"free": 5, "live": 5}),
+            host=HostTier(pages=owners({"free": 60, "cache": 30, "ticket": 5})),
         ),
         leaving=False,
     )  # fmt: skip
@@ -57,6 +58,7 @@ def test_counts_are_sums_and_fractions_are_means_weighted_by_pages() -> None:
     assert (found.load.running, found.load.waiting) == (11, 5 + 22)
     assert (found.load.pages, found.load.pages_held, found.load.page_size) == (400, 50, 16)
     assert (found.load.slots, found.load.slots_held) == (50, 15)
+    assert (found.load.host_pages, found.load.host_pages_used) == (95, 35)
     assert found.load.memory_held == (100 * 0.5 + 300 * 0.1) / 400
 
 

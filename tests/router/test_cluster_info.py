@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import PlanPart, WorkerStatus
+from baton.proto.worker_pb2 import EngineTotals, HostTier, OwnerCount, PlanPart, WorkerStatus
 from baton.router.cluster_info import worker_info
-from baton.router.cluster_view.worker_table import Details, WorkerTable
+from baton.router.cluster_view.worker_table import Details, Worker, WorkerTable
 
 
-def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None:
-    """A protobuf map has no order of its own: each process may read another one."""
+def told(status: WorkerStatus) -> Worker:
+    """Return a rank with this report."""
     table = WorkerTable(1.0, lambda: 0.0)
     identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=DECODE)
     worker = table.register(
@@ -21,6 +21,11 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
             worker=identity,
         )
     )
+    return replace(worker, status=status, details=Details(status))
+
+
+def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None:
+    """A protobuf map has no order of its own: each process may read another one."""
     names = [f"field {number}" for number in range(20)]
     random.shuffle(names)
     status = WorkerStatus(
@@ -29,10 +34,27 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
         channels=dict.fromkeys(names, "grpc"),
         settings=dict.fromkeys(names, "1"),
     )
-    told = replace(worker, status=status, details=Details(status))
-    info = worker_info(told, ready=True, placed=0, heard_s=0.0, here=None)
+    info = worker_info(told(status), ready=True, placed=0, heard_s=0.0, here=None)
     for part in ("handoffs", "channels", "settings"):
         found = info[part]
         assert isinstance(found, dict) and list(found) == sorted(names), part
     plan = info["memory_plan"]
     assert isinstance(plan, dict) and list(plan) == names, "as the worker planned"
+    assert info["host_tier"] is None
+
+
+def test_a_worker_tells_what_its_host_keeps_in_bytes() -> None:
+    pools = {"cache": 3, "free": 5}
+    owners = [OwnerCount(owner=owner, count=count) for owner, count in pools.items()]
+    status = WorkerStatus(
+        page_size=16,
+        state_bytes=1000,
+        token_bytes=10,
+        host=HostTier(slots=owners, pages=owners, saving=2, loading=1),
+        totals=EngineTotals(host_hit_tokens=99),
+    )
+    info = worker_info(told(status), ready=True, placed=0, heard_s=0.0, here=None)
+    assert info["host_tier"] == {
+        "slots": pools, "pages": pools, "used_bytes": 3 * (1000 + 160),
+        "total_bytes": 8 * (1000 + 160), "saving": 2, "loading": 1, "hit_tokens": 99,
+    }  # fmt: skip

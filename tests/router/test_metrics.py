@@ -48,6 +48,7 @@ def test_a_finished_request_counts_its_tokens_and_each_of_its_durations_in_secon
         "tokens_total{kind=prompt}": 20,
         "tokens_total{kind=output}": 7,
         "cached_tokens_total": 12,
+        "cached_host_tokens_total": 5,
         "key_tokens_total{key=alice,kind=prompt}": 20,
         "key_tokens_total{key=alice,kind=output}": 7,
         "key_cached_tokens_total{key=alice}": 12,
@@ -60,7 +61,7 @@ def test_a_finished_request_counts_its_tokens_and_each_of_its_durations_in_secon
         for part, value in found.items():
             expected[f"{name}_seconds_sum{{part={part}}}"] = value
             expected[f"{name}_seconds_count{{part={part}}}"] = 1
-    assert effect(lambda m: m.finished(Usage(20, 7, 12), timings, "alice")) == expected
+    assert effect(lambda m: m.finished(Usage(20, 7, 12, 5), timings, "alice")) == expected
 
 
 def test_a_request_that_was_broken_off_counts_what_there_was_of_it() -> None:

@@ -99,6 +99,7 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
         pages={Owner.LIVE: 8, Owner.CACHE: 9}, shortages=Shortages(), max_running=10,
         max_model_len=11, decode_step_s=0.1, prompt_token_s=0.2, beside_decode=32,
         host_slots={Owner.CACHE: 12}, host_pages={Owner.CACHE: 13, Owner.FREE: 14},
+        host_saving=15, host_loading=16,
     )  # fmt: skip
     metrics = made()
     for _ in range(2):  # gauges: the second time changes nothing
@@ -110,6 +111,7 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
                 "pages{owner=live}": 8, "pages{owner=cache}": 9,
                 "host_slots{owner=cache}": 12,
                 "host_pages{owner=cache}": 13, "host_pages{owner=free}": 14,
+                "host_copies{kind=save}": 15, "host_copies{kind=load}": 16,
             },
             {},
         )  # fmt: skip
