@@ -12,6 +12,7 @@ from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.options.access import ClientTlsOptions, client_tls_of
 from baton.deploy.options.cluster import authority_of
 from baton.deploy.options.drafts import speculation_of
+from baton.deploy.options.host_cache import check_host_cache
 from baton.deploy.options.model import DTYPES, EngineArguments, dtype_of, folder_of
 from baton.deploy.options.placement import placement_of
 from baton.deploy.options.serve import ClusterArguments, ServeArguments
@@ -51,6 +52,7 @@ def engine_from(arguments: EngineArguments, device: str | None = None) -> Engine
     """
     folder, compute = folder_of(arguments.model), arguments.compute
     drafts = speculation_of(arguments.drafts)
+    check_host_cache(arguments.host_cache, arguments.engine)
     return EngineConfig(
         folder,
         dtype=_TORCH_DTYPES[dtype_of(compute.dtype, folder)],

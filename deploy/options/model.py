@@ -8,6 +8,7 @@ from baton.core.options import FolderOrName, Group, Words, option
 from baton.deploy.errors import StartError
 from baton.deploy.files.example_model import EXAMPLE_MODEL
 from baton.deploy.options.drafts import DraftOptions
+from baton.deploy.options.host_cache import HostCacheOptions
 from baton.engine.loading.hub import find_model
 from baton.engine.settings.choices import AUTO_DEVICE
 from baton.engine.settings.options import EngineOptions
@@ -62,6 +63,7 @@ class EngineArguments:
     compute: ComputeOptions
     engine: EngineOptions
     drafts: DraftOptions
+    host_cache: HostCacheOptions
 
 
 def folder_of(options: ModelOptions) -> Path:

@@ -99,7 +99,8 @@ class EngineOptions(LatencyTarget):
         0, Group.CACHE,
         "GiB of host memory, beside all other memory, in which each worker keeps copies of cached "
         "KV pages: a prefix that was evicted is copied back where that is sooner than computing "
-        "it. 0: none.", Number(0), names=("--host-cache-gb",), factor=1 << 30)
+        "it. 0: none.", Number(0), factor=1 << 30,
+        names=("--host-cache-gb", "--hicache-size", "--kv-offloading-size"))
     host_cache_state_bytes: int = option(
         0, Group.CACHE,
         "GiB of host memory for copies of snapshots, beside --host-cache-gb for pages: a hybrid "

@@ -119,6 +119,31 @@ def test_every_field_of_the_engine_can_be_set() -> None:
     assert same == decided
 
 
+@pytest.mark.parametrize("name", ["--host-cache-gb", "--hicache-size", "--kv-offloading-size"])
+def test_other_servers_names_size_the_hosts_cache(name: str) -> None:
+    engine = parse_cluster(
+        name, "1.5", "--host-cache-state-gb", "2", "--enable-hierarchical-cache",
+        "--hicache-write-policy", "write_through",
+    ).engine  # fmt: skip
+    assert (engine.host_cache_bytes, engine.host_cache_state_bytes) == (3 << 29, 2 << 30)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--enable-hierarchical-cache",), "needs sizes: give --host-cache-gb for KV pages and"),
+        (("--enable-hicache", "--hicache-ratio", "2"), "--hicache-ratio 2: .* not sized by the"),
+        (("--hicache-size", "4", "--hicache-write-policy", "write_back"),
+         "write_back: prefixes are copied behind .* Use write_through, or leave it out"),
+    ],
+)  # fmt: skip
+def test_what_the_hosts_cache_does_not_do_is_refused_with_the_reason(
+    words: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(StartError, match=told):
+        parse_cluster(*words)
+
+
 def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
     plain = parse_cluster()
     asked = parse_cluster("--state-return", "demand", "--send-snapshots", "last")
