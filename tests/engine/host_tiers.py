@@ -9,7 +9,9 @@ from engine.engines import assert_clean, greedy, make_engine
 from engine.hash_model import HashModel, expected_tokens
 from kit.polling import wait_until
 
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
+from baton.engine.layout.layout import Component
 from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.tiers.host_tier import HostTier
 
@@ -75,3 +77,35 @@ def without_tier(engine: Engine) -> Iterator[None]:
     engine.tier = engine.prefixes.pools.backup = None
     yield
     engine.tier = engine.prefixes.pools.backup = tier
+
+
+def assert_every_layer_is_there(
+    engine: Engine, prompt: tuple[int, ...]
+) -> tuple[set[int], set[int]]:
+    """Compare what both memories hold of a prompt, byte for byte, component by component of slots
+    and pages, so that no layer of a group can be left out. Return the layers of both.
+    """
+    tier, plan = tier_of(engine), engine.plan
+    device, host = engine.prefixes.lend(SaltedPrefix(prompt)), tier.host.lend(SaltedPrefix(prompt))
+    assert device is not None and host is not None
+    here, there = device.state, host.state
+    assert here.tokens == there.tokens and len(here.pages) == len(there.pages)
+    slots = [(here.slot, there.slot)] if engine.prefixes.pools.stateful else []
+    pages = list(zip(here.pages, there.pages, strict=True))
+    layers: list[set[int]] = []
+    for layout, ours, theirs, pairs in (
+        (plan.slot_layout, engine.states.storage, tier.memory.states, slots),
+        (plan.page_layout, engine.pages.storage, tier.memory.pages, pages),
+    ):
+        components: tuple[Component, ...] = layout.components
+        layers.append({component.layer for component in components})
+        for component in components:
+            end = component.offset + component.nbytes
+            for mine, copied in pairs:
+                whole = ours[mine, component.offset : end]
+                assert whole.any(), (component, "there is something to compare")
+                assert whole.equal(theirs[copied, component.offset : end]), component
+    engine.prefixes.give_back(device)
+    tier.host.give_back(host)
+    assert_clean(engine)
+    return layers[0], layers[1]

@@ -19,6 +19,7 @@ from engine.host_tiers import (
     without_tier,
 )
 
+from baton.core.errors import InvariantError
 from baton.core.finish import Usage
 from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.layout.owners import Owner
@@ -200,4 +201,44 @@ def test_a_request_is_told_how_much_the_host_spared_it(seeded: random.Random) ->
         scheduled, usage = told(name)
         assert (scheduled.cached_tokens, scheduled.cached_host) == (cached, host)
         assert (usage.cached_tokens, usage.cached_host_tokens) == (cached, host)
+    engine.close()
+
+
+def test_the_audit_looks_at_the_hosts_owners(seeded: random.Random) -> None:
+    engine = tiered()
+    ask(engine, random_prompt(seeded, 50, 54))
+    tier = tier_of(saved(engine))
+    page = tier.host.pools.pages.take(Owner.TICKET)
+    assert page is not None
+    (finding,) = engine.audit()
+    assert finding.startswith("the host's tier: ") and f"[{page}] are marked ticket" in finding
+    tier.host.pools.pages.free(page, Owner.TICKET)
+    (node,) = [each for each in tier.host.pools.cache.tree if each.depth == 48]
+    tier.host.pools.cache.lock(node)
+    assert all("the host's tier: " in each and "locks" in each for each in engine.audit())
+    assert engine.audit()
+    tier.host.pools.cache.unlock(node)
+    assert_clean(engine)
+    engine.close()
+
+
+@pytest.mark.parametrize("what", ["page", "slot"])
+def test_the_canary_looks_at_what_the_host_lends(seeded: random.Random, what: str) -> None:
+    """Two prefixes of the host exchange a page, or their snapshots."""
+    engine = tiered()
+    prompts = [random_prompt(seeded, 50, 54) for _ in range(2)]
+    for prompt in prompts:
+        ask(engine, prompt)
+        saved(engine)
+    forget_device(engine)
+    tree = tier_of(engine).host.pools.cache.tree
+    one, other = (each for each in tree if each.depth == 48)
+    if what == "page":
+        one.pages[1], other.pages[1] = other.pages[1], one.pages[1]
+    else:
+        one.snapshot, other.snapshot = other.snapshot, one.snapshot
+    assert_clean(engine)
+    engine.submit(RequestSpec("r", prompts[0], greedy(4)))
+    with pytest.raises(InvariantError, match=f"a loan read {what} .* holds"):
+        engine.plan_step()
     engine.close()

@@ -22,6 +22,7 @@ from engine.hash_model import HashModel, expected_tokens, hash_config
 from engine.host_tiers import (
     MIB,
     ask,
+    assert_every_layer_is_there,
     copies_wait,
     forget_device,
     saved,
@@ -34,9 +35,7 @@ from kit.polling import wait_until
 
 from baton.core.cache_salt import SALT_BYTES
 from baton.core.errors import ConfigError
-from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.handoff.fetch_cost import FetchCost
-from baton.engine.layout.layout import Component
 from baton.engine.layout.owners import Owner
 from baton.engine.layout.token_key import token_key
 from baton.engine.loop import EngineLoop
@@ -160,34 +159,11 @@ def test_blocks_that_lie_behind_one_another_at_both_ends_are_copied_together(
 
 
 def test_every_layer_of_every_kind_is_copied(seeded: random.Random) -> None:
-    """Byte for byte, each layer of slots and pages, so that none can be left out."""
     engine = tiered(HashModel(hash_config(layers=3)))
     prompt = random_prompt(seeded, 50, 54)
     engine.generate([prompt], greedy(1))
-    tier, key = tier_of(saved(engine)), token_key(prompt)
-    device, host = engine.prefixes.lend(SaltedPrefix(prompt)), tier.host.lend(SaltedPrefix(prompt))
-    assert device is not None and host is not None
-    here, there = device.state, host.state
-    assert here.tokens == there.tokens == 48
-    assert len(there.pages) == 6 and key
-    for layout, ours, theirs, pairs in (
-        (engine.plan.slot_layout, engine.states.storage, tier.memory.states,
-         [(here.slot, there.slot)]),
-        (engine.plan.page_layout, engine.pages.storage, tier.memory.pages,
-         list(zip(here.pages, there.pages, strict=True))),
-    ):  # fmt: skip
-        components: tuple[Component, ...] = layout.components
-        assert {component.layer for component in components} == {0, 1, 2}
-        for component in components:
-            end = component.offset + component.nbytes
-            for mine, copied in pairs:
-                whole = ours[mine, component.offset : end]
-                assert whole.any() and whole.equal(theirs[copied, component.offset : end]), (
-                    component
-                )
-    engine.prefixes.give_back(device)
-    tier.host.give_back(host)
-    assert_clean(engine)
+    layers = assert_every_layer_is_there(saved(engine), prompt)
+    assert layers == ({0, 1, 2}, {0, 1, 2})
     engine.close()
 
 

@@ -1,12 +1,21 @@
 """The host's tier beside real layers: a prefix that came back gives the bits of a cold prompt, and
 the trained model that keeps its facts in the SSM state knows them still."""
 
+from itertools import product
+
 import pytest
 from engine.engines import greedy
-from engine.host_tiers import forget_device, saved, tier_of, without_tier
+from engine.host_tiers import (
+    assert_every_layer_is_there,
+    forget_device,
+    saved,
+    tier_of,
+    without_tier,
+)
 from engine.test_lost_state import NUMBER, load, number_right
 from engine.test_oracle import load as load_checkpoint
 from oracle.reference import Oracle
+from oracle.specs import SPECS
 from recall_models import COURSES
 
 from baton.core.sampling_params import SamplingParams
@@ -36,24 +45,26 @@ def asked(engine: Engine, prompt: tuple[int, ...]) -> tuple[Told, int]:
     return (list(output.token_ids), scores), output.finished.usage.cached_tokens
 
 
-@pytest.mark.parametrize("page", [16, 128])
+BOTH_SIDES_OF_THE_GRID = (
+    "granite_dense_nope",  # Mamba-2 and attention
+    "mamba2_grouped",  # no attention: pages take no bytes
+    "qwen3_next_odd",  # gated delta nets
+    "kimi_odd",  # decay by key channel, latent attention
+    "lfm2_tied",  # short convolutions
+    "llama_tied",  # attention alone: no states
+    "deepseek3_odd_dense",  # latent attention alone
+)
+"""Checkpoints, one of each kind of memory, whose pages are smaller and larger than the grid."""
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "granite_dense_nope",  # Mamba-2 and attention
-        "mamba2_grouped",  # no attention: pages take no bytes
-        "qwen3_next_odd",  # gated delta nets
-        "kimi_odd",  # decay by key channel, latent attention
-        "lfm2_tied",  # short convolutions
-        "llama_tied",  # attention alone: no states
-        "deepseek3_odd_dense",  # latent attention alone
-    ],
+    ("name", "page"), [*product(SPECS, [16]), *product(BOTH_SIDES_OF_THE_GRID, [128])]
 )
 def test_what_came_back_gives_the_bits_of_a_cold_prompt(
     oracle: Oracle, name: str, page: int
 ) -> None:
     folder = oracle.checkpoint(name)
-    vocab = 320
+    vocab = SPECS[name].config["vocab_size"]
     prompt = tuple(3 + number * 37 % (vocab - 3) for number in range(DEPTH + 2))
     cold = load_checkpoint(folder, page_size=page, prefix_caching=False)
     expected, _ = asked(cold, prompt)
@@ -66,7 +77,8 @@ def test_what_came_back_gives_the_bits_of_a_cold_prompt(
     )
     assert asked(engine, prompt) == (expected, 0)
     assert asked(engine, prompt) == (expected, DEPTH), "the device's"
-    forget_device(saved(engine))
+    assert_every_layer_is_there(saved(engine), prompt)
+    forget_device(engine)
     assert asked(engine, prompt) == (expected, DEPTH), "the host's"
     assert engine.counters.host_hit_tokens == DEPTH
     assert asked(engine, prompt) == (expected, DEPTH), "the device's, after the host's"
