@@ -45,6 +45,10 @@ BENCHES = {
         "baton.bench.transfer.transfer:transfer",
         "State between two processes by each channel, against raw NIXL, raw gRPC and a copy.",
     ),
+    "tiers": (
+        "baton.bench.tiers.tiers:tiers",
+        "Copies of prefixes into the host's tier and back, beside a plain copy and decode steps.",
+    ),
     "load": (
         "baton.bench.loading.loading:load",
         "A sharded checkpoint, from files to memory, against the disk; and its peak memory.",

@@ -28,3 +28,17 @@ def least_median(values: list[float]) -> float | None:
         lower += 1
         chance += comb(count, lower) * 0.5**count
     return sorted(values)[lower - 1] if lower else None
+
+
+def middle(key: str, values: list[float]) -> dict[str, float]:
+    """Return the median, and the two values between which that of all such pairs lies with 95 %
+    confidence: as many values are below it as heads are thrown with as many coins.
+    """
+    ordered, count = sorted(values), len(values)
+    outside = max(0, int(count / 2 - 0.98 * count**0.5))
+    return {
+        key: median(ordered),
+        f"{key}_low": ordered[outside],
+        f"{key}_high": ordered[-1 - outside],
+        f"{key}_spread": (ordered[-1] - ordered[0]) / median(ordered),
+    }

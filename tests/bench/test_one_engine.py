@@ -13,13 +13,13 @@ from mtp_models import TRAINED
 
 from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
 from baton.bench.one_engine.decode import decode
-from baton.bench.one_engine.paired import least_median
+from baton.bench.one_engine.paired import least_median, middle
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.speculate import speculate
 from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.one_engine.tp import tp
-from baton.bench.one_engine.tracking import _middle, tracking
+from baton.bench.one_engine.tracking import tracking
 from baton.engine.assembly.loader import declared_weights
 from baton.engine.models.family_table import read_config
 from baton.kernels.torch_kernels import TORCH
@@ -145,12 +145,12 @@ def test_tp_compares_answers_of_several_ranks_with_those_of_one(folder) -> None:
 
 
 def test_the_interval_of_a_ratio_leaves_out_pairs_that_a_neighbour_disturbed() -> None:
-    found = _middle("ratio", [1.0] * 40 + [0.1, 0.2, 7.0, 9.0])
+    found = middle("ratio", [1.0] * 40 + [0.1, 0.2, 7.0, 9.0])
     assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.0, 1.0, 1.0)
     assert found["ratio_spread"] == pytest.approx(8.9)
-    halves = _middle("ratio", [0.9] * 20 + [1.1] * 20)
+    halves = middle("ratio", [0.9] * 20 + [1.1] * 20)
     assert (halves["ratio_low"], halves["ratio_high"]) == (0.9, 1.1)
-    assert _middle("ratio", [0.5, 2.0])["ratio_low"] == 0.5
+    assert middle("ratio", [0.5, 2.0])["ratio_low"] == 0.5
 
 
 def test_prefill_reports_every_batch_and_the_first_token(folder) -> None:
