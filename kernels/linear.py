@@ -164,6 +164,21 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
+def router_logits(x: Tensor, weight: Matrix) -> Tensor:
+    """Implement `Kernels.router_logits` in torch."""
+    if isinstance(weight, Tensor):
+        if weight.dtype == x.dtype != torch.float32 and x.device.type != "cpu":
+            # Products of bfloat16 numbers are exact in float32, in which matrix units add them.
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        weight = weight.float()
+    return linear(x.float(), weight)
+
+
+def router_logits_native(native: Native, x: Tensor, weight: Matrix) -> Tensor:
+    """Implement `Kernels.router_logits` natively, for float32 x."""
+    return linear_native(native, x.float(), weight)
+
+
 def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """Implement `Kernels.linear` natively, for float32 x. A bfloat16 weight is multiplied in
     bfloat16 where the CPU has such products, else in float32. A row has the same bits among any

@@ -27,7 +27,7 @@ from baton.kernels.elementwise import (
     sigmoid_gated_native,
     swiglu_native,
 )
-from baton.kernels.linear import embedding_native, linear_native
+from baton.kernels.linear import embedding_native, linear_native, router_logits_native
 from baton.kernels.mamba2 import (
     mamba2_step_native,
     plan_mamba2_prefill_native,
@@ -96,6 +96,7 @@ class NativeKernels(Kernels):
     apply_penalties = staticmethod(TorchKernels.apply_penalties)
     embedding = _bound(embedding_native)
     linear = _bound(linear_native)
+    router_logits = _bound(router_logits_native)
     rms_norm = _bound(rms_norm_native)
     square_sums = _bound(square_sums_native)
     norm_by_sums = _bound(norm_by_sums_native)

@@ -14,7 +14,7 @@ from baton.kernels.elementwise import (
     sigmoid_gated,
     swiglu,
 )
-from baton.kernels.linear import embedding, linear
+from baton.kernels.linear import embedding, linear, router_logits
 from baton.kernels.mamba2 import mamba2_step, plan_mamba2_prefill
 from baton.kernels.mla import (
     apply_partial_rope,
@@ -50,6 +50,7 @@ class TorchKernels(Kernels):
 
     embedding = staticmethod(embedding)
     linear = staticmethod(linear)
+    router_logits = staticmethod(router_logits)
     rms_norm = staticmethod(rms_norm)
     square_sums = staticmethod(square_sums)
     norm_by_sums = staticmethod(norm_by_sums)

@@ -35,6 +35,15 @@ class LayerKernels(ABC):
         """
 
     @abstractmethod
+    def router_logits(self, x: Tensor, weight: Matrix) -> Tensor:
+        """Compute x W^T in float32, by which experts are chosen.
+
+        x:      [T, K] float
+        weight: [E, K] as of `linear`; of a GPU's kernels in the dtype of x, or in float32
+        returns [T, E] float32
+        """
+
+    @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32.
 

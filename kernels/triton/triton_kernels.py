@@ -41,7 +41,7 @@ class TritonKernels(Kernels):
 
     LEFT_TO_TORCH = frozenset(
         {
-            "embedding", "linear", "add_scaled", "scaled", "concat", "select_rows",
+            "embedding", "linear", "router_logits", "add_scaled", "scaled", "concat", "select_rows",
             "square_sums", "norm_by_sums", "guess_ngrams",
             "mla_query", "from_latent",
         }
@@ -61,6 +61,7 @@ class TritonKernels(Kernels):
 
     embedding = staticmethod(TorchKernels.embedding)
     linear = staticmethod(TorchKernels.linear)
+    router_logits = staticmethod(TorchKernels.router_logits)
     rms_norm = staticmethod(rms_norm)
     square_sums = staticmethod(TorchKernels.square_sums)
     norm_by_sums = staticmethod(TorchKernels.norm_by_sums)

@@ -13,7 +13,7 @@ from baton.engine.models.layers.expert_share import ExpertShare
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.linear import ExpertWeight
+from baton.kernels.linear import ExpertWeight, Matrix
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,19 @@ class Router(Protocol):
         ...
 
 
+def router_weight(scope: Scope, experts: int, hidden: int) -> Matrix:
+    """Return the matrix by which experts are chosen, in float32; on a GPU in the model's dtype
+    where that has all of its values: the products are the same, and matrix units compute them."""
+    weight = scope.product("weight", (experts, hidden), (), dtype=torch.float32)
+    if scope.device.type in ("cpu", "meta") or not isinstance(weight, Tensor):
+        return weight
+    narrow = weight.to(scope.dtype)
+    if not torch.equal(narrow.float(), weight):
+        return weight
+    scope.tally.nbytes += narrow.nbytes - weight.nbytes
+    return narrow
+
+
 class SoftmaxRouter:
     """A softmax over all experts, within the groups that hold the likeliest; in float32."""
 
@@ -111,14 +124,14 @@ class SoftmaxRouter:
         _check_groups(choice, 1)
         self.choice = choice
         self.kernels = scope.kernels
-        self.weight = scope.product("weight", (choice.experts, hidden), (), dtype=torch.float32)
+        self.weight = router_weight(scope, choice.experts, hidden)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the experts of each token. x: [T, hidden] -> weights [T, top_k] float32, experts
         [T, top_k] int64
         """
         choice = self.choice
-        logits = self.kernels.linear(x.float(), self.weight, None)
+        logits = self.kernels.router_logits(x, self.weight)
         if choice.normalised and choice.groups == 1 and choice.factor == 1.0:
             return self.kernels.route_softmax_topk(logits, choice.top_k)  # comes to the same
         return self.kernels.route_softmax_grouped(
@@ -138,7 +151,7 @@ class GroupedRouter:
         _check_groups(choice, 2)
         self.choice = choice
         self.kernels = scope.kernels
-        self.weight = scope.product("weight", (choice.experts, hidden), (), dtype=torch.float32)
+        self.weight = router_weight(scope, choice.experts, hidden)
         self.correction = scope.tensor(
             "e_score_correction_bias", choice.experts, dtype=torch.float32
         )
@@ -149,7 +162,7 @@ class GroupedRouter:
         """
         choice = self.choice
         return self.kernels.route_sigmoid_grouped(
-            self.kernels.linear(x.float(), self.weight, None),
+            self.kernels.router_logits(x, self.weight),
             self.correction,
             choice.top_k,
             choice.groups,

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from step_driver import StepDriver
+from torch import Tensor
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import WeightsError
 from baton.engine.assembly.loader import load_model
+from baton.engine.collectives.comm import Shard, SingleComm
 from baton.engine.loading.weight_file import WeightFile
+from baton.engine.loading.weight_part import WHOLE, WeightPart
+from baton.engine.loading.weights import DummyWeights, Shape
+from baton.engine.models.layers.moe import router_weight
+from baton.engine.models.scope import Scope, Tally
 from baton.engine.settings.choices import LoadFormat
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.linear import packs
+from baton.kernels.torch_kernels import TORCH
 
 TINY: dict[str, Any] = {
     **GRANITE_SMALL,
@@ -32,6 +40,44 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 PROMPT = [5, 17, 300, 4, 511]
+
+
+class Held(DummyWeights):
+    """One matrix, whatever is asked for."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.matrix = matrix
+
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
+        return self.matrix
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_gpu_keeps_a_router_in_the_models_dtype_where_that_has_its_values(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = torch.randn(4, 8)
+    matrix = matrix.bfloat16().float() if exact else matrix
+    cpu = torch.device("cpu")
+    scope = Scope(Held(matrix), torch.bfloat16, cpu, Shard(), SingleComm())
+    wide = router_weight(scope, 4, 8)
+    assert isinstance(wide, Tensor) and wide.dtype is torch.float32
+    monkeypatch.setattr(Scope, "product", lambda *_, **__: matrix)
+    other = replace(scope, tally=Tally(nbytes=matrix.nbytes))
+    object.__setattr__(other, "device", torch.device("cuda"))
+    kept = router_weight(other, 4, 8)
+    assert isinstance(kept, Tensor) and torch.equal(kept.float(), matrix)
+    assert kept.dtype is (torch.bfloat16 if exact else torch.float32)
+    assert other.tally.nbytes == kept.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_chosen_by_float32_logits(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(3, 8).to(dtype), torch.randn(4, 8).to(dtype)
+    logits = TORCH.router_logits(x, weight)
+    assert logits.dtype is torch.float32
+    torch.testing.assert_close(logits, x.float() @ weight.float().T)
 
 
 @pytest.fixture
