@@ -8,6 +8,8 @@ that leaves CUDA's memory out.
 
 import multiprocessing
 import os
+import time
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -20,6 +22,8 @@ from baton.bench.gpu.parts import Part
 from baton.bench.transfer.pools import CASES, TransferCase
 from baton.bench.transfer.sides import joined
 from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.memory.regions import Span
 
 SETTINGS: tuple[dict[str, str], ...] = (
     {},
@@ -31,6 +35,7 @@ SETTINGS: tuple[dict[str, str], ...] = (
 _REFUSED = SETTINGS[-1]
 _MOVED = ("state_144mb", "kv_16k")
 _REPEATS = 5
+_AGENTS = 3
 _MOST_S = 25.0  # of one setting's turn; the start of the other side takes most of it
 _DRY_S = 200.0
 
@@ -108,6 +113,29 @@ async def _moved(
                 tell.send((f"{channel} {case.name}", _rate(case.nbytes(slots), took), False))
             raw = [await sides.raw_nixl(case) for _ in range(_REPEATS)]
             tell.send((f"one raw write {case.name}", _rate(case.nbytes(slots), raw), False))
+        if all_channels:
+            _tell_agents(tell, sides.pools.memory.spans)
+
+
+def _tell_agents(tell: Connection, spans: Sequence[Span]) -> None:
+    """Send what each further agent costs that registers the same pools: a worker has one for each
+    stream."""
+    agents: list[NixlAgent] = []
+    costs = []
+    for number in range(_AGENTS):
+        free, began = _free(), time.perf_counter()
+        agents.append(NixlAgent(f"further-{number}", spans))
+        took = 1e3 * (time.perf_counter() - began)
+        costs.append(f"{took:.0f} ms and {(free - _free()) >> 20} MiB")
+    for agent in agents:
+        agent.close()
+    nbytes = sum(span.nbytes for span in spans)
+    tell.send((f"further agents over {nbytes / 1e9:.1f} GB", "; ".join(costs), False))
+
+
+def _free() -> int:
+    """Return the free bytes of the GPU; 0 without one."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
 def _rate(nbytes: int, seconds: list[float]) -> str:
