@@ -11,6 +11,7 @@ from https_certificates import TestAuthority
 from kit.polling import until
 
 from baton.api.access.client_limits import Refusal
+from baton.api.server import connection_table
 from baton.rpc.client_tls import ClientTls
 
 
@@ -94,8 +95,11 @@ async def test_a_client_that_speaks_no_tls_is_cut_off(tls: ClientTls) -> None:
         assert server.refusals(Refusal.HANDSHAKE) == 1
 
 
-async def test_handshakes_count_as_connections_and_give_way(tls: ClientTls) -> None:
-    async with serving(tls, connections=8) as server, AsyncExitStack() as open_:
+async def test_handshakes_count_as_connections_and_give_way(
+    tls: ClientTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_table, "OPENING_S", 0.3)
+    async with serving(tls, connections=8, header_s=3.0) as server, AsyncExitStack() as open_:
         for _ in range(40):
             _, writer = await server.connect()
             open_.callback(hang_up, writer)

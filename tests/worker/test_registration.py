@@ -51,8 +51,11 @@ def details_of(status: worker_pb2.WorkerStatus) -> list[int]:
     return [len(each) for each in details]
 
 
-async def test_a_router_that_keeps_details_is_told_them_when_they_change() -> None:
+async def test_a_router_that_keeps_details_is_told_them_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The peers of a rank are known at its first hand-off, and its channel to them later."""
+    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.2)
     router = FakeRouter()
     router.keeps_details = True
     async with serving(router) as address:
@@ -262,7 +265,7 @@ async def test_a_worker_that_stops_says_that_it_leaves() -> None:
             await router.until(lambda r: r.streams[0][-1].leaving)
             prefill.model.gate.open()
             assert (await answer.end()).reason == common_pb2.LENGTH, "what is under way may end"
-            await stopping
+        await stopping  # it waits for the router to close its session
 
 
 async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
@@ -339,6 +342,7 @@ async def test_a_registration_with_a_router_of_a_known_name_outlasts_the_loss_of
 ) -> None:
     monkeypatch.setattr("baton.rpc.credentials.CHECK_S", 0.05)
     monkeypatch.setattr("baton.rpc.file_watcher.RECHECK_S", 0.0)
+    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.2)
     router = FakeRouter(router_id="router-0/1")
     router.says_its_name = says
     worker_id = f"p-stays-{int(says)}"
