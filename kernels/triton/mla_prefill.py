@@ -14,13 +14,16 @@ from torch import Tensor
 
 from baton.kernels.scratch import EXPANDED_ON_GPU as _EXPANDED
 from baton.kernels.triton.arithmetic import dot, narrow
-from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.attention_prefill import LOG2_E, Tiles, softened
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
-_QUERIES = 128  # of one program; a quarter in float32
-_KEYS = 64  # of one product; half as many in float32
 _GATHERED = 16  # tokens that one program gathers
+
+
+def _tiles(wide: bool) -> Tiles:
+    """Return the tiles in float32 or in bfloat16."""
+    return Tiles(32, 32, 4, 2) if wide else Tiles(128, 64, 8, 3)
 
 
 def mla_prefill(
@@ -47,8 +50,8 @@ def mla_prefill(
     latents = _gathered(pool, block_tables, table_rows, kv_lens, kv_ends, kv_lens_host, plain)
     total, width = latents.shape
     longest = max(end - start for start, end in pairwise(cu_seqlens_q_host))
-    wide = plain.element_size() == 4
-    queries = min(_QUERIES // 4 if wide else _QUERIES, block(longest, SMALLEST_DOT))
+    tiles = _tiles(wide=plain.element_size() == 4)
+    queries = min(tiles.queries, block(longest, SMALLEST_DOT))
     at_once = min(heads, max(1, _EXPANDED // (total * each)))
     for first in range(0, heads, at_once):
         some = slice(first, first + at_once)
@@ -56,12 +59,13 @@ def mla_prefill(
         expanded = latents[:, :rank] @ matrix.t()
         _attend_expanded[(triton.cdiv(longest, queries), len(matrix) // each, len(kv_lens_host))](
             _heads_last(plain[:, some]), _heads_last(rotated[:, some]), expanded, latents,
-            cu_seqlens_q, kv_lens, kv_ends, out[:, some], scale, plain.stride(0), plain.stride(1),
-            rotated.stride(0), rotated.stride(1), expanded.stride(0), heads * values,
+            cu_seqlens_q, kv_lens, kv_ends, out[:, some], scale * LOG2_E.value, plain.stride(0),
+            plain.stride(1), rotated.stride(0), rotated.stride(1), expanded.stride(0),
+            heads * values,
             PLAIN=key_rows, TURNED=width - rank, VALUES=values, RANK=rank,
             BLOCK_N=block(key_rows, SMALLEST_DOT), BLOCK_T=block(width - rank, SMALLEST_DOT),
             BLOCK_V=block(values, SMALLEST_DOT), QUERIES=queries,
-            KEYS=_KEYS // 2 if wide else _KEYS, num_warps=8 if queries > 32 else 4, num_stages=2,
+            KEYS=tiles.keys, num_warps=tiles.warps if queries > 32 else 4, num_stages=tiles.stages,
         )  # fmt: skip
     return out
 
@@ -180,34 +184,65 @@ def _attend_expanded(
         best = tl.full((QUERIES,), -1e30, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mean = tl.zeros((QUERIES, BLOCK_V), tl.float32)
-        for first in range(0, tl.minimum(prefix + first_block + QUERIES, kv_len), KEYS):
-            position = first + tl.arange(0, KEYS)
-            held = position < kv_len
-            place = position.to(tl.int64)
-            keys = tl.load(
-                own_keys + place[None, :] * expanded_stride + n[:, None],
-                mask=held[None, :] & in_n[:, None],
-                other=0.0,
-            )
-            turned_keys = tl.load(
-                shared_keys + place[None, :] * (RANK + TURNED) + t[:, None],
-                mask=held[None, :] & in_t[:, None],
-                other=0.0,
-            )
-            scores = (dot(plain_q, keys) + dot(turned_q, turned_keys)) * scale
-            visible = (position[None, :] <= own[:, None]) & held[None, :]
-            scores = tl.where(visible, scores * LOG2_E, -1e30)
-            better = tl.maximum(best, tl.max(scores, axis=1))
-            weights = tl.where(visible, tl.exp2(scores - better[:, None]), 0.0)
-            faded = tl.exp2(best - better)
-            values = tl.load(
-                own_keys + PLAIN + place[:, None] * expanded_stride + v[None, :],
-                mask=held[:, None] & in_v[None, :],
-                other=0.0,
-            )
-            total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(narrow(weights, values.dtype), values)
-            best = better
+        # All queries see all keys of the first tiles, which take no masks.
+        clear = (prefix + first_block + 1) // KEYS * KEYS
+        for first in range(0, clear, KEYS):
+            best, total, mean = _tile(
+                plain_q, turned_q, best, total, mean, own_keys, shared_keys, first, own, kv_len,
+                scale, expanded_stride, PLAIN, TURNED, VALUES, RANK, BLOCK_N, BLOCK_T, BLOCK_V,
+                KEYS, MASKED=False,
+            )  # fmt: skip
+        for first in range(clear, tl.minimum(prefix + first_block + QUERIES, kv_len), KEYS):
+            best, total, mean = _tile(
+                plain_q, turned_q, best, total, mean, own_keys, shared_keys, first, own, kv_len,
+                scale, expanded_stride, PLAIN, TURNED, VALUES, RANK, BLOCK_N, BLOCK_T, BLOCK_V,
+                KEYS, MASKED=True,
+            )  # fmt: skip
         mean = mean / tl.where(inside, total, 1.0)[:, None]
         target = out + token[:, None] * out_stride + head * VALUES + v[None, :]
         tl.store(target, narrow(mean, out.dtype.element_ty), mask=inside[:, None] & in_v[None, :])
+
+
+@triton.jit
+def _tile(
+    plain_q,
+    turned_q,
+    best,
+    total,
+    mean,
+    own_keys,
+    shared_keys,
+    first,
+    own,
+    kv_len,
+    scale,
+    expanded_stride,
+    PLAIN: tl.constexpr,
+    TURNED: tl.constexpr,
+    VALUES: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Attend to one tile of keys: return best, total and mean with it."""
+    n, t, v = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_V)
+    position = first + tl.arange(0, KEYS)
+    in_n, in_t, in_v = (n < PLAIN)[:, None], (t < TURNED)[:, None], (v < VALUES)[None, :]
+    if MASKED:
+        held = position < kv_len
+        in_n, in_t, in_v = in_n & held[None, :], in_t & held[None, :], in_v & held[:, None]
+    place = position.to(tl.int64)
+    at = own_keys + place[None, :] * expanded_stride + n[:, None]
+    keys = tl.load(at, mask=in_n, other=0.0)
+    at = shared_keys + place[None, :] * (RANK + TURNED) + t[:, None]
+    turned_keys = tl.load(at, mask=in_t, other=0.0)
+    scores = dot(plain_q, keys) + dot(turned_q, turned_keys)
+    if MASKED:
+        scores = tl.where(position[None, :] <= own[:, None], scores, -1e30)
+    weights, better, total, faded = softened(scores, best, total, scale)
+    at = own_keys + PLAIN + place[:, None] * expanded_stride + v[None, :]
+    values = tl.load(at, mask=in_v, other=0.0)
+    return better, total, mean * faded[:, None] + dot(narrow(weights, values.dtype), values)
