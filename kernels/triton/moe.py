@@ -1,5 +1,7 @@
 """The experts' feed-forward on a GPU, in blocks of tokens of one expert; see baton.kernels.moe."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -12,8 +14,6 @@ from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment, assign
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
-_COLUMNS = 64  # of one program; half as many in float32
-_INNER = 64  # channels of one product; half as many in float32
 _COMBINED = 1024  # channels of one token that one program sums
 
 _NOTHING = tl.constexpr(0)
@@ -65,6 +65,23 @@ def _block_rows(pairs: int, experts: int) -> int:
     return min(128, block(pairs // experts, SMALLEST_DOT)) if pairs >= experts else SMALLEST_DOT
 
 
+@dataclass(frozen=True)
+class _Tiles:
+    """The sizes of a program of a product, beside its rows."""
+
+    columns: int
+    inner: int  # channels of one product
+    warps: int
+    stages: int
+
+
+def _tiles(rows: int, wide: bool) -> _Tiles:
+    """Return the tiles of blocks of `rows`, in float32 or in bfloat16."""
+    if wide:
+        return _Tiles(32, 32, 8 if rows >= 128 else 4, 3)
+    return _Tiles(128, 64, 8, 3) if rows >= 128 else _Tiles(64, 64, 4, 3)
+
+
 def _product(
     x: Tensor,
     weight: Tensor,
@@ -79,14 +96,12 @@ def _product(
     the first half is a gate; out: [pairs, I], contiguous, dtype of weight
     """
     pairs, width = out.shape
-    narrow_by = 2 if weight.dtype == torch.float32 else 1
-    columns = _COLUMNS // narrow_by
-    blocks = assigned.experts.shape[0]
-    _multiply[(blocks, triton.cdiv(width, columns))](
+    tiles = _tiles(assigned.rows, weight.dtype == torch.float32)
+    _multiply[(assigned.experts.shape[0] * triton.cdiv(width, tiles.columns),)](
         x, weight, out, assigned.pairs, assigned.experts,
         x.stride(0), weight.stride(0), weight.stride(1), pairs, width, x.shape[1],
-        PER_ROW=per_row, ACTIVATION=activation, ROWS=assigned.rows, COLUMNS=columns,
-        INNER=_INNER // narrow_by, num_warps=8 if assigned.rows >= 128 else 4, num_stages=3,
+        PER_ROW=per_row, ACTIVATION=activation, ROWS=assigned.rows, COLUMNS=tiles.columns,
+        INNER=tiles.inner, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
 
 
@@ -109,12 +124,18 @@ def _multiply(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """Multiply one block of pairs, for some columns."""
-    expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
+    """Multiply one block of pairs, for some columns.
+
+    The columns of a block follow each other: its inputs, which are many, are then read once, and
+    the weights of its expert stay in the cache.
+    """
+    columns = tl.cdiv(width, COLUMNS)
+    part = tl.program_id(0) // columns
+    expert = tl.load(experts + part).to(tl.int64)
     if expert >= 0:
-        pair = tl.load(pairs + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        pair = tl.load(pairs + part.to(tl.int64) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         real = pair < total
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        column = tl.program_id(0) % columns * COLUMNS + tl.arange(0, COLUMNS)
         in_c = column < width
         source = x + (pair // PER_ROW)[:, None] * x_stride
         matrix = weight + expert * expert_stride + column.to(tl.int64)[None, :] * weight_stride
@@ -126,11 +147,11 @@ def _multiply(
             values = tl.load(source + h[None, :], mask=real[:, None] & in_h[None, :], other=0.0)
             values = values.to(weight.dtype.element_ty)
             mask = in_h[:, None] & in_c[None, :]
-            part = tl.load(matrix + h[:, None], mask=mask, other=0.0)
+            taken = tl.load(matrix + h[:, None], mask=mask, other=0.0)
             if ACTIVATION == _SWIGLU:
-                gate += dot(values, part)
-                part = tl.load(matrix + width * weight_stride + h[:, None], mask=mask, other=0.0)
-            up += dot(values, part)
+                gate += dot(values, taken)
+                taken = tl.load(matrix + width * weight_stride + h[:, None], mask=mask, other=0.0)
+            up += dot(values, taken)
         if ACTIVATION == _SWIGLU:
             up = gate * sigmoid(gate) * up
         if ACTIVATION == _RELU2:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 MOST = 30  # variants that an engine's start meets beside those of captured decode steps
 # What may have several values: tiles, by the size of a batch; what differs between layers; the
 # filters of sampling, which are there or not.
-TILES = {"QUERIES", "ROWS", "options"}
+TILES = {"QUERIES", "ROWS", "COLUMNS", "options"}
 OF_LAYERS = {
     "ACTIVATION", "PER_ROW", "WHOLE", "BLOCK", "gate_stride", "per_row", "weights", "width",
     "x_stride",
