@@ -16,8 +16,10 @@ from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 
-_CHANNELS = 128  # of one program of a prompt
-_TOKENS = 16  # of one program of a prompt
+_CHANNELS = 512  # of one program of a prompt
+_KEPT = 128  # channels of one program that keeps windows: one a thread
+_TOKENS = 64  # of one program of a prompt
+_AHEAD = 8  # of them that it loads before it computes any
 STEP_CHANNELS = 256  # of one program of a decode step
 
 # What the inputs are multiplied with, and the outputs: [T, C], as far apart as the inputs.
@@ -251,45 +253,21 @@ def causal_conv1d_prompts(
     """
     tokens, channels = x.shape
     y = x.new_empty((tokens, channels))
-    columns = triton.cdiv(channels, _CHANNELS)
     shared = (
-        packed(conv_pool),
-        tiles.cu_seqlens,
-        tiles.read_slots,
-        x.stride(0),
-        conv_pool.stride(0),
+        packed(conv_pool), tiles.cu_seqlens, tiles.read_slots, x.stride(0), conv_pool.stride(0),
         channels,
-    )
+    )  # fmt: skip
+    width = weight.shape[1]
     if tokens:
-        _convolve[(columns, tiles.rows.shape[0])](
-            packed(x),
-            *gates,
-            weight,
-            bias,
-            y,
-            tiles.rows,
-            tiles.starts,
-            tiles.has_initial,
-            *shared,
-            WIDTH=weight.shape[1],
-            SILU=silu,
-            TOKENS=_TOKENS,
-            BLOCK=_CHANNELS,
-            num_warps=8,
-        )
-    _keep_windows[(columns, tiles.read_slots.shape[0])](
-        x,
-        gates[0],
-        tiles.write_slots,
-        tiles.has_initial,
-        tiles.row_snapshots,
-        tiles.ends,
-        tiles.slots,
-        *shared,
-        LEAD=weight.shape[1] - 1,
-        BLOCK=_CHANNELS,
-        num_warps=4,
-    )
+        _convolve[(triton.cdiv(channels, _CHANNELS), tiles.rows.shape[0])](
+            packed(x), *gates, weight, bias, y, tiles.rows, tiles.starts, tiles.has_initial,
+            *shared, WIDTH=width, SILU=silu, TOKENS=_TOKENS, AHEAD=_AHEAD, BLOCK=_CHANNELS,
+            num_warps=4,
+        )  # fmt: skip
+    _keep_windows[(triton.cdiv(channels, _KEPT), tiles.read_slots.shape[0])](
+        x, gates[0], tiles.write_slots, tiles.has_initial, tiles.row_snapshots, tiles.ends,
+        tiles.slots, *shared, LEAD=width - 1, BLOCK=_KEPT, num_warps=4,
+    )  # fmt: skip
     return y
 
 
@@ -313,40 +291,55 @@ def _convolve(
     WIDTH: tl.constexpr,
     SILU: tl.constexpr,
     TOKENS: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve some channels of one tile of tokens. Windows are read, and written by a later
     launch."""
     LEAD: tl.constexpr = WIDTH - 1
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(rows + tl.program_id(1))
-    token = tl.load(starts + tl.program_id(1)) + tl.arange(0, TOKENS)
+    row, begin = tl.load(rows + tl.program_id(1)), tl.load(starts + tl.program_id(1))
     first, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
+    end = tl.minimum(begin + TOKENS, end)
     in_c = channel < channels
-    inside = (token < end)[:, None] & in_c[None, :]
-    # Tokens before the row's first come from its window, where it has one.
-    known = tl.where(tl.load(has_initial + row) != 0, first - LEAD, first)
-    window = pool + tl.load(read_slots + row) * slot_stride + channel[None, :] * LEAD
+    started = tl.load(has_initial + row) != 0
+    window = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
 
-    total = tl.zeros((TOKENS, BLOCK), tl.float32)
+    least = tl.zeros((BLOCK,), tl.float32)
     if bias is not None:
-        total += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)[None, :]
+        least += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)
+    taps, recent = (), ()
     for tap in tl.static_range(WIDTH):
-        source = token - LEAD + tap
-        seen = inside & (source >= first)[:, None]
-        value = conv_inputs(x, before, source[:, None] * x_stride + channel[None, :], seen)
-        if tap < LEAD:
-            earlier = inside & ((source < first) & (source >= known))[:, None]
-            place = (source - first + LEAD)[:, None]
-            value += tl.load(window + place, mask=earlier, other=0.0).to(tl.float32)
-        total += value * tl.load(weight + channel * WIDTH + tap, mask=in_c, other=0.0)[None, :]
-    if SILU:
-        total = total * sigmoid(total)
-    if after is not None:
-        own = after + token[:, None] * x_stride + channel[None, :]
-        total *= tl.load(own, mask=inside, other=0.0).to(tl.float32)
-    total = narrow(total, y.dtype.element_ty)
-    tl.store(y + token[:, None] * channels + channel[None, :], total, mask=inside)
+        taps += (tl.load(weight + channel * WIDTH + tap, mask=in_c, other=0.0),)  # type: ignore[assignment]  # a tuple of Triton's
+    for tap in tl.static_range(LEAD):
+        token = begin - LEAD + tap
+        value = tl.zeros((BLOCK,), tl.float32)
+        if token >= first:
+            value = conv_inputs(x, before, token * x_stride + channel, in_c)
+        elif started:  # tokens before the row's first come from its window
+            value = tl.load(window + (token - first + LEAD), mask=in_c, other=0.0).to(tl.float32)
+        recent += (value,)  # type: ignore[assignment]  # as above
+    for step in range(begin, end, AHEAD):
+        # All are loaded before any output is stored: stores would hold the loads back.
+        gates = ()
+        for ahead in tl.static_range(AHEAD):
+            seen = in_c & (step + ahead < end)
+            place = (step + ahead) * x_stride + channel
+            recent += (conv_inputs(x, before, place, seen),)  # type: ignore[assignment]  # as above
+            if after is not None:
+                gates += (tl.load(after + place, mask=seen, other=0.0),)  # type: ignore[assignment]  # as above
+        for ahead in tl.static_range(AHEAD):
+            total = least
+            for tap in tl.static_range(WIDTH):
+                total += recent[ahead + tap] * taps[tap]
+            if SILU:
+                total = total * sigmoid(total)
+            if after is not None:
+                total *= gates[ahead].to(tl.float32)
+            seen = in_c & (step + ahead < end)
+            total = narrow(total, y.dtype.element_ty)
+            tl.store(y + (step + ahead) * channels + channel, total, mask=seen)
+        recent = recent[AHEAD:]  # type: ignore[assignment]  # as above
 
 
 @kernel
