@@ -3,31 +3,27 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.api.server.server_options import ClientServerConfig
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.router.options import RouterOptions
 from baton.router.policies.registry import POLICIES
 from baton.rpc.lease import MIN_LEASE_MS
-from baton.rpc.server_certificate import CertificateFiles
 from baton.text.model_folder import served_names
 
 
 @dataclass(frozen=True)
-class RouterConfig(RouterOptions):
+class RouterConfig(RouterOptions, ClientServerConfig):
     """The settings of a router: the operator's options, and what its command or cluster decides."""
 
     model: Path  # the folder that tokenizer and chat template are read from
     # The folder of its certificate, for workers. A cluster sets it; no router starts without.
     credentials: Path | None = None
-    host: str = "127.0.0.1"
-    http_port: int = 0  # 0: any free one
     # The descriptor, in the router's process, of a socket that is bound there; None: there is none.
     http_socket: int | None = None
-    grpc_port: int = 0
     control: Path | None = None  # the socket of whoever runs the cluster; None: nobody
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
     routers: int = 1  # of the cluster, of each of which API keys' caps are a part
-    client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""
@@ -67,11 +63,6 @@ class RouterConfig(RouterOptions):
     def model_id(self) -> str:
         """The model name that clients ask for."""
         return served_names(self.served_model_name, self.model)[0]
-
-    @property
-    def other_model_names(self) -> tuple[str, ...]:
-        """The other names by which clients may ask for it."""
-        return served_names(self.served_model_name, self.model)[1]
 
     @property
     def lease_s(self) -> float:

@@ -11,22 +11,14 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_gate import KeyGate
 from baton.api.access.keys import Key, KeyScope
 from baton.api.answer_queue import StreamPace
-from baton.api.call_log import CallLog
-from baton.api.counted_backend import CountedBackend
-from baton.api.grpc.inference import InferenceServicer
-from baton.api.http import MetricsPage, make_app
-from baton.api.model_info import read_model_info
-from baton.api.server.client_guard import ClientGuard
-from baton.api.server.grpc_server import INFERENCE, GrpcServer
+from baton.api.client_servers import CLOSE_GRACE_S, ClientServers
+from baton.api.http import MetricsPage
+from baton.api.server.grpc_server import INFERENCE
 from baton.api.server.http_server import HttpServer
-from baton.api.sglang.routes import sglang_routes
-from baton.api.text_service import TextService
-from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.supervised import OnFailure, ProcessSupervisor, spawn
@@ -44,18 +36,12 @@ from baton.router.metrics import RouterMetrics
 from baton.router.profiles import profile_routes
 from baton.router.routes import explain_routes, router_routes
 from baton.router.sessions.rank_session import SessionOptions
-from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
 from baton.rpc.identity import ProcessRole
 from baton.rpc.metric_aliases.alias_collector import AliasCollector
 from baton.rpc.trace_endpoint import open_tracing
-from baton.text.chat_template import ChatTemplate
-from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-CLOSE_GRACE_S = 0.25
-"""The time that errors may take to reach clients after their requests were stopped."""
 
 
 @dataclass(frozen=True)
@@ -117,38 +103,26 @@ class RouterServer:
     async def _start(self, opening: contextlib.AsyncExitStack) -> RouterStarted:
         config, owner = self._config, self._owner
         owner.use_running_loop()
-        tls = None if config.client_tls is None else ClientTls(config.client_tls)
-        tokenizer = Tokenizer.from_folder(config.model, config.template)
-        template = ChatTemplate.from_folder(config.model, config.template)
-        text = TextService(tokenizer, template, closed_objects=config.closed_objects)
-        opening.callback(text.close)
-        text.start()
+        clients = ClientServers(config, config.model, owner, config.max_body_bytes)
+        opening.callback(clients.text.close)
+        clients.text.start()
         credentials = router_credentials(config)
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
-        model = read_model_info(
-            config.model,
-            config.model_id,
-            tokenizer,
-            config.other_model_names,
-            config.sampling_defaults,
-        )
-        table = WorkerTable(config.lease_s, self._clock, model.max_model_len)
+        table = WorkerTable(config.lease_s, self._clock, clients.model.max_model_len)
         metrics = RouterMetrics()
         metrics.certificate("internal", credentials.seconds_left)
         client_metrics = ClientMetrics("router", metrics.registry)
         keys = _key_gate(config, client_metrics)
-        if tls is not None:
-            metrics.certificate("clients", tls.seconds_left)
+        if clients.tls is not None:
+            metrics.certificate("clients", clients.tls.seconds_left)
         dump = self._request_dump(opening)
         endpoint = config.telemetry.otlp_traces_endpoint
         tracing = open_tracing(endpoint, **{"service.instance.id": router_id})
         if tracing is not None:
             opening.push_async_callback(asyncio.to_thread, tracing.close)
-        calls = CallLog(config.model_id, tracing)
-        guard = ClientGuard.make(config.limits, client_metrics, calls)
         backend = RouterBackend(
             config,
-            model,
+            clients.model,
             table,
             SessionOptions(
                 router_id,
@@ -166,8 +140,7 @@ class RouterServer:
         figures = ClusterFigures(table, metrics.queue.waiting, metrics.served)
         aliases = config.telemetry.metric_aliases
         AliasCollector(aliases, config.model_id, figures, metrics.registry)
-        budgeted = BudgetedBackend(backend, tokenizer)
-        served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
+        clients.serve(backend, keys, client_metrics, tracing)
         opening.push_async_callback(owner.close)
         registry = RegistryServicer(
             table,
@@ -177,16 +150,7 @@ class RouterServer:
             backend.demands.of,
             backend.demands.share_changed,
         )
-        grpc_server = GrpcServer(
-            InferenceServicer(served, text, keys, calls),
-            config.host,
-            config.grpc_port,
-            owner,
-            max_body_bytes=config.max_body_bytes,
-            keys=keys,
-            tls=tls,
-            guard=guard,
-        )
+        grpc_server = clients.grpc_server()
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         await grpc_server.start()
         internal = InternalServer(config, credentials, owner)
@@ -194,44 +158,17 @@ class RouterServer:
         internal_address = await internal.start(registry, grpc_server.health)
         pages = WorkerPages(table, credentials, owner)
         opening.push_async_callback(pages.close)
-        http = HttpServer(
-            make_app(
-                served,
-                text,
-                lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
-                max_body_bytes=config.max_body_bytes,
-                unknown_fields=config.unknown_fields,
-                more_routes=[
-                    *sglang_routes(
-                        served,
-                        text,
-                        max_body_bytes=config.max_body_bytes,
-                        unknown_fields=config.unknown_fields,
-                        incremental=config.incremental_streaming_output,
-                        ping_s=config.ping_s,
-                    ),
-                    *router_routes(table, router_id, pages.read),
-                    *profile_routes(table, credentials),
-                    *explain_routes(backend.explanations),
-                    *control_routes(config.control, keys=keys is not None),
-                ],
-                browsers=BrowserPolicy.of_server(
-                    config.host, config.allowed_hosts, config.cors_origins, keys=keys is not None
-                ),
-                keys=keys,
-                calls=calls,
-                metrics_of_clients=client_metrics,
-                ping_s=config.ping_s,
-                synthetic=lambda: table.synthetic_acceptance,
-            ),
-            config.host,
-            config.http_port,
-            owner,
-            tls,
-            guard,
+        http = self._http = clients.http_server(
+            lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
+            lambda: table.synthetic_acceptance,
+            [
+                *router_routes(table, router_id, pages.read),
+                *profile_routes(table, credentials),
+                *explain_routes(backend.explanations),
+                *control_routes(config.control, keys=keys is not None),
+            ],
             config.http_socket,
         )
-        self._http = http
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
         # END: no lease would expire any more, and a change of the table that was broken off

@@ -9,21 +9,11 @@ from typing import Self
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from baton.api.access.client_limits import MAX_BODY_BYTES
 from baton.api.access.client_metrics import ClientMetrics
 from baton.api.access.key_gate import KeyGate
-from baton.api.backend import Backend
-from baton.api.call_log import CallLog
-from baton.api.counted_backend import CountedBackend
-from baton.api.grpc.inference import InferenceServicer
-from baton.api.http import MetricsPage, make_app
-from baton.api.model_info import read_model_info
-from baton.api.server.client_guard import ClientGuard
+from baton.api.client_servers import CLOSE_GRACE_S, ClientServers
+from baton.api.http import MetricsPage
 from baton.api.server.grpc_server import INFERENCE, GrpcServer
-from baton.api.server.http_server import HttpServer
-from baton.api.sglang.routes import sglang_routes
-from baton.api.text_service import TextService
-from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import StoppedError
 from baton.core.role import Role
@@ -31,19 +21,12 @@ from baton.core.supervised import ProcessSupervisor
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
-from baton.rpc.client_tls import ClientTls
 from baton.standalone.backend import StandaloneBackend
 from baton.standalone.config import StandaloneConfig
 from baton.standalone.role import StandaloneRole
-from baton.text.chat_template import ChatTemplate
-from baton.text.model_folder import served_names
-from baton.text.tokenizer import Tokenizer
 from baton.worker.config import WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.runtime import MakeRole, WorkerRuntime
-
-CLOSE_GRACE_S = 0.25
-"""The time that errors may take to reach clients after the last computation."""
 
 _INNER: Mapping[Role, MakeRole] = {Role.PREFILL: PrefillService, Role.DECODE: DecodeService}
 
@@ -102,20 +85,14 @@ class StandaloneWorker:
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
         config, clients = self._config, self._clients
-        tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
-        folder = config.engine.model
-        tokenizer = Tokenizer.from_folder(folder, clients.template)
-        template = ChatTemplate.from_folder(folder, clients.template)
-        text = TextService(tokenizer, template, closed_objects=clients.closed_objects)
-        opening.callback(text.close)
-        text.start()
-        model_id, others = served_names(clients.served_model_name, folder)
-        model = read_model_info(folder, model_id, tokenizer, others, clients.sampling_defaults)
+        servers = ClientServers(clients, config.engine.model, self._owner)
+        opening.callback(servers.text.close)
+        servers.text.start()
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
             self.backend = StandaloneBackend(
-                context, model, clients.cache_scope, self._share_of, clients.stream_interval
+                context, servers.model, clients.cache_scope, self._share_of, clients.stream_interval
             )
             inner = _INNER.get(config.role)
             return StandaloneRole(self.backend, None if inner is None else inner(context))
@@ -127,30 +104,17 @@ class StandaloneWorker:
             undo.push_async_callback(runtime.stop, 0.0)
             labels = {"worker": config.worker_id, "role": config.role.value}
             metrics = ClientMetrics("worker", self._context.metrics.registry, labels, self._of_keys)
-            calls = CallLog(model_id)
-            guard = ClientGuard.make(clients.limits, metrics, calls)
-            served: Backend = BudgetedBackend(self.backend, tokenizer)
             if clients.api_keys is not None:
                 self._keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
-                served = CountedBackend(served, self._keys.accounts)
-            keys = self._keys
-            http = self._http(served, text, keys, calls, tls, guard)
+            servers.serve(self.backend, self._keys, metrics)
+            http = servers.http_server(self._metrics, self._synthetic)
             undo.push_async_callback(http.stop, 0.0)
-            grpc_server = GrpcServer(
-                InferenceServicer(served, text, keys, calls),
-                clients.host,
-                clients.grpc_port,
-                owner,
-                max_body_bytes=MAX_BODY_BYTES,
-                keys=keys,
-                tls=tls,
-                guard=guard,
-            )
+            grpc_server = servers.grpc_server()
             await http.start()
             await grpc_server.start()
             undo.pop_all()
-        if tls is not None:
-            self._context.metrics.certificate("clients", tls.seconds_left)
+        if servers.tls is not None:
+            self._context.metrics.certificate("clients", servers.tls.seconds_left)
         # The engine stops first, so that both servers can still report the requests that this ends.
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
@@ -168,36 +132,8 @@ class StandaloneWorker:
     def _share_of(self, owner: str | None) -> float:
         return 1.0 if self._keys is None else self._keys.keyring.share_of(owner)
 
-    def _http(
-        self,
-        served: Backend,
-        text: TextService,
-        keys: KeyGate | None,
-        calls: CallLog,
-        tls: ClientTls | None,
-        guard: ClientGuard,
-    ) -> HttpServer:
-        clients = self._clients
-        app = make_app(
-            served,
-            text,
-            self._metrics,
-            unknown_fields=clients.unknown_fields,
-            more_routes=sglang_routes(
-                served,
-                text,
-                unknown_fields=clients.unknown_fields,
-                incremental=clients.incremental_streaming_output,
-                ping_s=clients.ping_s,
-            ),
-            browsers=clients.browsers,
-            keys=keys,
-            calls=calls,
-            metrics_of_clients=guard.metrics,
-            ping_s=clients.ping_s,
-            synthetic=lambda: self._context.config.engine.speculative_synthetic_acceptance or 0.0,
-        )
-        return HttpServer(app, clients.host, clients.http_port, self._owner, tls, guard)
+    def _synthetic(self) -> float:
+        return self._context.config.engine.speculative_synthetic_acceptance or 0.0
 
     def _metrics(self) -> MetricsPage:
         """Return the page for clients. The one that routers show to theirs names no keys."""

@@ -8,6 +8,7 @@ from baton.api.admission.defaults import MAX_JOINED_TOKENS, PING_S
 from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.options import File, Group, Number, Whole, option
+from baton.rpc.server_certificate import CertificateFiles
 from baton.text.generation_config import SamplingDefaults
 from baton.text.template_options import TemplateOptions
 
@@ -63,3 +64,13 @@ class ClientServerOptions:
         Number(0, unit="seconds"), names=("--sse-ping-interval",))
     limits: ClientLimits = field(default_factory=ClientLimits)
 # fmt: on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientServerConfig(ClientServerOptions):
+    """The settings of both servers: the operator's options, and where they listen."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 0  # 0: any free one
+    grpc_port: int = 0
+    client_tls: CertificateFiles | None = None  # None: in the clear
