@@ -8,7 +8,6 @@ Ray to the releases that were tried.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ray._private import services, state, worker
 from ray._private.authentication.authentication_token_setup import (
@@ -16,6 +15,8 @@ from ray._private.authentication.authentication_token_setup import (
     Config,
 )
 from ray.experimental import internal_kv
+
+from baton.deploy.messages.json_object import JsonObject
 
 
 class ControlStoreSpace:
@@ -50,15 +51,15 @@ class ControlStoreSpace:
                 yield key, value
 
 
-def actor_rows() -> Mapping[str, Mapping[str, Any]]:
+def actor_rows() -> Mapping[str, JsonObject]:
     """Return what the control store knows of each actor, by the actor's id."""
-    rows: Mapping[str, Mapping[str, Any]] = state.actors()
+    rows: Mapping[str, JsonObject] = state.actors()
     return rows
 
 
-def actor_row(actor_id: str) -> Mapping[str, Any]:
+def actor_row(actor_id: str) -> JsonObject:
     """Return what the control store knows of one actor; empty for one that it does not know."""
-    row: Mapping[str, Any] = state.actors(actor_id)
+    row: JsonObject = state.actors(actor_id)
     return row
 
 
@@ -79,7 +80,7 @@ def read_token_again() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def tell_lines(tell: Callable[[Mapping[str, Any], bool], None]) -> None:
+def tell_lines(tell: Callable[[JsonObject, bool], None]) -> None:
     """Call `tell` with the lines that Ray would print in this process."""
     worker.print_to_stdstream = tell
 

@@ -2,9 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -15,6 +13,7 @@ from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterChoice, router_from
 from baton.deploy.errors import NotRunning
+from baton.deploy.messages.json_object import JsonObject
 from baton.deploy.options.click_options import GroupedCommand, takes
 from baton.deploy.terminal.member_lines import render_changes, render_complaints, render_start
 from baton.deploy.terminal.status_table import natural_width, render
@@ -56,7 +55,7 @@ def status(
             live.update(_look_again(router, control), refresh=True)
 
 
-def _described(control: ControlClient | None) -> Mapping[str, Any] | None:
+def _described(control: ControlClient | None) -> JsonObject | None:
     """Return what the supervisor says; None for one that is not asked, or is being restarted."""
     with suppress(NotRunning):
         return None if control is None else control.describe()

@@ -2,9 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -13,6 +12,7 @@ from baton.deploy.doctor.first_answer import check_answers
 from baton.deploy.doctor.packages import installed, requirements
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
+from baton.deploy.messages.json_object import JsonObject
 from baton.deploy.process.gpu_driver import LEAST_CAPABILITY
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -49,7 +49,7 @@ def check_torch() -> Iterator[Finding]:
     yield from check_answers("cuda" if gpu.level is Level.OK else "cpu")
 
 
-def gpu_finding(found: Mapping[str, Any], *, driver: bool) -> Finding:
+def gpu_finding(found: JsonObject, *, driver: bool) -> Finding:
     """Judge what the torch probe printed. driver: the machine has NVIDIA's kernel driver."""
     devices, cuda = found["devices"], found["cuda"]
     if devices:
@@ -71,7 +71,7 @@ def gpu_finding(found: Mapping[str, Any], *, driver: bool) -> Finding:
     )  # fmt: skip
 
 
-def _devices_finding(devices: Sequence[Mapping[str, Any]]) -> Finding:
+def _devices_finding(devices: Sequence[JsonObject]) -> Finding:
     told = ", ".join(
         f"{d['name']} ({d['free'] >> 30} of {d['total'] >> 30} GiB free)" for d in devices
     )
@@ -85,7 +85,7 @@ def _devices_finding(devices: Sequence[Mapping[str, Any]]) -> Finding:
     )  # fmt: skip
 
 
-def ranks_finding(found: Mapping[str, Any]) -> Finding:
+def ranks_finding(found: JsonObject) -> Finding:
     """Judge what the ranks of one worker (--tp), a GPU each, need of several GPUs. found: what the
     torch probe printed.
     """

@@ -1,8 +1,8 @@
 """The explanation of a request as lines of text."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from baton.deploy.messages.json_object import JsonObject
 from baton.deploy.terminal.timings_line import first_token, second_token
 
 _PARTS = {
@@ -15,7 +15,7 @@ _PARTS = {
 _COLUMNS = ("", "queued", "state", "us/token", "ms left", "full", "link ms", "cost", "")
 
 
-def explanation_lines(found: Mapping[str, Any], most: int | None) -> Iterator[str]:
+def explanation_lines(found: JsonObject, most: int | None) -> Iterator[str]:
     """Yield the lines for what `GET /explain/{id}` says. most: candidates of a role; None: all."""
     yield from _head(found)
     yield from _prompt(found)
@@ -27,7 +27,7 @@ def explanation_lines(found: Mapping[str, Any], most: int | None) -> Iterator[st
         yield f"others of this name: {', '.join(found['same_name'])}"
 
 
-def _head(found: Mapping[str, Any]) -> Iterator[str]:
+def _head(found: JsonObject) -> Iterator[str]:
     outcome = f": {found['outcome']}" if found["outcome"] else ""
     ago = f", arrived {found['age_s']:.1f} s ago" if "age_s" in found else ""
     yield f"request {found['request_id']}, {found['router']}, {found['status']}{outcome}{ago}"
@@ -43,7 +43,7 @@ def _head(found: Mapping[str, Any]) -> Iterator[str]:
         yield second_token(timings)
 
 
-def _prompt(found: Mapping[str, Any]) -> Iterator[str]:
+def _prompt(found: JsonObject) -> Iterator[str]:
     """Say where KV and state came from, and what was lost before."""
     computed = found["computed"]
     if computed is not None:
@@ -57,7 +57,7 @@ def _prompt(found: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _computed(computed: Mapping[str, Any]) -> Iterator[str]:
+def _computed(computed: JsonObject) -> Iterator[str]:
     by, state, kv = computed["by"], computed["cached_state_tokens"], computed["cached_kv_tokens"]
     if state is None:
         yield f"prompt    computed by {by}, which did not say what it had cached"
@@ -91,7 +91,7 @@ _FETCHES = {
 }
 
 
-def _attempt(attempt: Mapping[str, Any], most: int | None) -> Iterator[str]:
+def _attempt(attempt: JsonObject, most: int | None) -> Iterator[str]:
     prefill, decode, here = attempt["prefill"], attempt["decode"], attempt["prefill_here"]
     why = f" ({attempt['why']})" if attempt["why"] else ""
     over = "" if attempt["ended_ms"] is None else f", after {attempt['ended_ms']:.1f} ms"
@@ -114,7 +114,7 @@ def _attempt(attempt: Mapping[str, Any], most: int | None) -> Iterator[str]:
     yield from _table(decode, most)
 
 
-def _times(here: Mapping[str, Any]) -> str:
+def _times(here: JsonObject) -> str:
     if here["prefill_ms"] is None:
         return ""
     parts = [
@@ -127,7 +127,7 @@ def _times(here: Mapping[str, Any]) -> str:
     return f" ({'; '.join(parts)})"
 
 
-def _table(choice: Mapping[str, Any], most: int | None) -> Iterator[str]:
+def _table(choice: JsonObject, most: int | None) -> Iterator[str]:
     """Yield one role's candidates in columns, best first, the chosen one marked."""
     every = sorted(choice["candidates"], key=lambda each: _order(each, choice["worker"]))
     shown = every if most is None else every[:most]
@@ -142,14 +142,14 @@ def _table(choice: Mapping[str, Any], most: int | None) -> Iterator[str]:
         yield f"    and {len(every) - len(shown)} more (--all)"
 
 
-def _order(candidate: Mapping[str, Any], chosen: str) -> tuple[bool, bool, float]:
+def _order(candidate: JsonObject, chosen: str) -> tuple[bool, bool, float]:
     cost = candidate["cost"]
     if cost is None:
         cost = candidate["fullness"]
     return candidate["worker"] != chosen, candidate["excluded"] is not None, cost
 
 
-def _row(candidate: Mapping[str, Any], chosen: str) -> Sequence[str]:
+def _row(candidate: JsonObject, chosen: str) -> Sequence[str]:
     mark = "*" if candidate["worker"] == chosen else " "
     to_come = "+" if candidate["state_to_come"] else ""
     parts = candidate["parts"]

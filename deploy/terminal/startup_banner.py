@@ -15,6 +15,7 @@ from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.files.example_model import EXAMPLE_MODEL, EXAMPLE_PROMPT
+from baton.deploy.messages.json_object import JsonObject
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
 
@@ -65,9 +66,9 @@ def _routers(pids: Mapping[str, int]) -> str:
     return "the routers, " + ", ".join(f"{name} PID {pid}" for name, pid in pids.items())
 
 
-def _one_a_role(workers: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+def _one_a_role(workers: list[dict[str, Any]]) -> list[JsonObject]:
     """Return the first worker of each role; workers of a role are alike."""
-    first: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, JsonObject] = {}
     for worker in workers:
         first.setdefault(worker["role"], worker)
     return list(first.values())

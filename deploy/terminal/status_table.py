@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -10,6 +9,8 @@ from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from baton.deploy.messages.json_object import JsonObject
 
 _SILENT_S = 2.0
 """The time without a report from which the table shows it. There is at least one a second."""
@@ -19,11 +20,10 @@ _NUMBERS = ("lag", "run", "wait", "prefills")
 _COUNTS = ("slots", "pages", "hand-offs", "channel", "life")
 # A worker in lines: what stands in the first one, and in the others.
 _HEADING = ("worker", "role", "state")
-_LINES = ("group", *_NUMBERS, "channel", "life"), ("device",), *((name,) for name in _COUNTS[:3])
 _BOUNDLESS = 100_000  # columns, for a table's natural width
 
 
-def render(info: Mapping[str, Any]) -> RenderableType:
+def render(info: JsonObject) -> RenderableType:
     """Build the table. Raises KeyError if the router is of another version."""
     router, workers = _router_line(info["router"]), info["workers"]
     return Group(
@@ -44,7 +44,7 @@ def natural_width(console: Console, rendered: RenderableType) -> int:
     return Measurement.get(console, options, rendered).maximum
 
 
-def _router_line(router: Mapping[str, Any]) -> Text:
+def _router_line(router: JsonObject) -> Text:
     return Text.assemble(
         (str(router["model"]), "bold"),
         f"  {router['policy']}  up {_duration(router['uptime_s'])}  "
@@ -53,7 +53,7 @@ def _router_line(router: Mapping[str, Any]) -> Text:
     )
 
 
-def _waiting(router: Mapping[str, Any]) -> str:
+def _waiting(router: JsonObject) -> str:
     """Say what waits at the router, and how long it would take to be served."""
     if not router.get("waiting"):
         return ""
@@ -62,7 +62,7 @@ def _waiting(router: Mapping[str, Any]) -> str:
     return f"; {router['waiting']} wait here with {tokens:,} tokens{left}"
 
 
-def _shortage_line(worker: Mapping[str, Any]) -> Text:
+def _shortage_line(worker: JsonObject) -> Text:
     """Say which pool a worker's prefix cache is short of, and how memory is divided."""
     pool, share = max(worker["shortages"].items(), key=lambda item: item[1])
     ratio = worker["settings"]["mamba_full_memory_ratio"]
@@ -73,7 +73,7 @@ def _shortage_line(worker: Mapping[str, Any]) -> Text:
     )
 
 
-def _slow_line(worker: Mapping[str, Any]) -> Text:
+def _slow_line(worker: JsonObject) -> Text:
     """Say to which ranks a prefill worker's state moves slowly."""
     links = [f"{rate / 1e6:,.1f} to {rank}" for rank, rate in worker["slow_links"].items()]
     return Text(
@@ -141,7 +141,7 @@ def _named(name: str, cell: Text) -> Text:
     return Text.assemble((f"{name} ", "dim"), Text(", ").join(cell.split("\n")))
 
 
-def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
+def _cells(worker: JsonObject) -> dict[str, Text]:
     """Return a worker's value for each column."""
     handoffs = {k: v for k, v in worker["handoffs"].items() if k not in _QUIET}
     return {
@@ -162,30 +162,30 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
     }
 
 
-def _role(worker: Mapping[str, Any]) -> Text:
+def _role(worker: JsonObject) -> Text:
     """Return the role, and the number of ranks where there are several."""
     ranks = len(worker.get("rank_pids", ()))  # which a router of the last release does not say
     return Text(f"{worker['role']}, {ranks} ranks" if ranks > 1 else worker["role"])
 
 
-def _devices(worker: Mapping[str, Any]) -> Text:
+def _devices(worker: JsonObject) -> Text:
     """Return the devices of all ranks, by rank, a line each; once, where they share one."""
     devices = worker.get("rank_devices", ())  # which a router of the release before does not say
     return Text("\n".join(dict.fromkeys(devices)))
 
 
-def _prefill_here(worker: Mapping[str, Any]) -> str:
+def _prefill_here(worker: JsonObject) -> str:
     """Return the tokens of the longest prompt that a rank would compute itself now."""
     tokens = worker.get("prefill_here_tokens")  # a router of the release before says none
     return "" if tokens is None else f"{tokens:,}"
 
 
-def _state(worker: Mapping[str, Any]) -> Text:
+def _state(worker: JsonObject) -> Text:
     colour = {"ready": "green", "draining": "yellow"}.get(worker["state"], "red")
     return Text(f"{worker['state']} {_duration(worker['uptime_s'])}", colour)
 
 
-def _lag(worker: Mapping[str, Any]) -> Text:
+def _lag(worker: JsonObject) -> Text:
     """Return the engine's response time, which covers the running step and queued work.
 
     For a worker that has not reported for a while, return the time since its last report.
