@@ -9,7 +9,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
-from baton.api.fields.field_table import FieldPlace, label, works
+from baton.api.fields.field_table import FORM, FieldPlace, label, works
 from baton.api.fields.request_fields import REFUSED, FieldCheck, UnknownFields
 from baton.api.json_schemas import JsonSchemas
 from baton.api.requests import checked_sampling
@@ -29,10 +29,6 @@ from baton.core.sampling_params import SamplingParams
 MAX_CHOICES = 128
 OTHER_NAMES = {"include_stop": "include_stop_str_in_output"}
 """OpenAI's and vLLM's names of parameters that SamplingParams calls otherwise."""
-_FORMS = (
-    "response_format", "json_schema", "regex", "ebnf", "structural_tag", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-)  # fmt: skip
 BodyT = TypeVar("BodyT", bound=RequestBody)
 
 
@@ -222,16 +218,16 @@ class SamplingBody(SamplingFields, RequestBody):
         Literal["left", "right"], works("left (the default) or right: the side that is cut")
     ] = "left"
 
-    response_format: Annotated[ResponseFormat | None, works("a grammar")] = None
-    json_schema: Annotated[str | None, works("a grammar")] = None
-    regex: Annotated[str | None, works("a grammar")] = None
-    ebnf: Annotated[str | None, works("a grammar")] = None
-    structural_tag: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
-    guided_json: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
-    guided_regex: Annotated[str | None, works("a grammar")] = None
-    guided_choice: Annotated[ListOf[str] | None, works("a grammar")] = None
-    guided_grammar: Annotated[str | None, works("a grammar")] = None
-    structured_outputs: Annotated[StructuredOutputs | None, works("a grammar")] = None
+    response_format: Annotated[ResponseFormat | None, FORM] = None
+    json_schema: Annotated[str | None, FORM] = None
+    regex: Annotated[str | None, FORM] = None
+    ebnf: Annotated[str | None, FORM] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, FORM] = None
+    guided_json: Annotated[dict[str, Any] | str | None, FORM] = None
+    guided_regex: Annotated[str | None, FORM] = None
+    guided_choice: Annotated[ListOf[str] | None, FORM] = None
+    guided_grammar: Annotated[str | None, FORM] = None
+    structured_outputs: Annotated[StructuredOutputs | None, FORM] = None
 
     rid: Annotated[str | None, works("the id that /abort_request takes", carried=True)] = None
     request_id: Annotated[
@@ -283,7 +279,10 @@ class SamplingBody(SamplingFields, RequestBody):
     @property
     def constrained(self) -> bool:
         """True if a field asks for a form of the answer."""
-        return any(self.__dict__[name] is not None for name in _FORMS)
+        for name in _FORMS:
+            if self.__dict__[name] is not None:
+                return True
+        return False
 
     def wanted_grammar(self, schemas: JsonSchemas) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
@@ -333,3 +332,6 @@ class SamplingBody(SamplingFields, RequestBody):
         if self.repeat_penalty is None:
             return OTHER_NAMES
         return OTHER_NAMES | {"repetition_penalty": "repeat_penalty"}
+
+
+_FORMS = tuple(name for name, field in SamplingBody.model_fields.items() if FORM in field.metadata)

@@ -82,6 +82,9 @@ def _purpose(goes: str, carried: bool) -> str:
     return f"{goes}; carried" if carried else goes
 
 
+FORM = works("a grammar")
+"""The mark of a field that asks for a form of the answer."""
+
 _CHAT = (FieldPlace.CHAT,)
 _COMPLETIONS = (FieldPlace.COMPLETIONS,)
 _OPENAI = (FieldPlace.COMPLETIONS, FieldPlace.CHAT)

@@ -14,7 +14,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused
-from baton.api.fields.field_table import FieldPlace, works
+from baton.api.fields.field_table import FORM, FieldPlace, works
 from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.completion_schema import MAX_PROMPTS
 from baton.api.prepared import Prepared
@@ -53,10 +53,10 @@ class NativeSampling(SamplingFields):
     sampling_seed: Annotated[int | None, works("as seed")] = None
     skip_special_tokens: Annotated[bool, works("false: special tokens are shown")] = True
     no_stop_trim: Annotated[bool, works("as include_stop_str_in_output")] = False
-    json_schema: Annotated[str | None, works("a grammar")] = None
-    regex: Annotated[str | None, works("a grammar")] = None
-    ebnf: Annotated[str | None, works("a grammar")] = None
-    structural_tag: Annotated[dict[str, Any] | str | None, works("a grammar")] = None
+    json_schema: Annotated[str | None, FORM] = None
+    regex: Annotated[str | None, FORM] = None
+    ebnf: Annotated[str | None, FORM] = None
+    structural_tag: Annotated[dict[str, Any] | str | None, FORM] = None
 
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""
@@ -69,7 +69,10 @@ class NativeSampling(SamplingFields):
     @property
     def constrained(self) -> bool:
         """True if a field asks for a form of the answer."""
-        return (self.json_schema, self.regex, self.ebnf, self.structural_tag) != (None,) * 4
+        for name in _FORMS:
+            if self.__dict__[name] is not None:
+                return True
+        return False
 
     def wanted_grammar(self, schemas: JsonSchemas) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
@@ -111,6 +114,7 @@ class NativeSampling(SamplingFields):
 
 
 _NO_SAMPLING = NativeSampling()
+_FORMS = tuple(name for name, each in NativeSampling.model_fields.items() if FORM in each.metadata)
 
 
 @dataclass(frozen=True)
