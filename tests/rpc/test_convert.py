@@ -15,12 +15,15 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
+from baton.core.handoff_ids import HandoffId, TicketId
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
-from baton.proto import common_pb2
+from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import (
     finished_from_proto,
     finished_to_proto,
+    handoff_from_proto,
+    handoff_to_proto,
     logprob_from_proto,
     logprob_to_proto,
     prompt_logprobs_from_proto,
@@ -29,6 +32,8 @@ from baton.rpc.convert import (
     reason_to_proto,
     sampling_from_proto,
     sampling_to_proto,
+    ticket_from_proto,
+    ticket_to_proto,
 )
 
 GIVEN: dict[str, Any] = {
@@ -168,3 +173,17 @@ def test_a_finishs_error_survives_the_wire() -> None:
     back = finished_from_proto(finished_to_proto(failed))
     assert back.error is not None
     assert (back.error.code, back.error.message) == (ErrorCode.DATA_LOSS, "bad sum")
+
+
+@given(name=st.builds(HandoffId, st.text(), counts), ticket=st.builds(TicketId, counts, counts))
+def test_the_names_of_a_handoff_and_its_ticket_survive_the_wire(
+    name: HandoffId, ticket: TicketId
+) -> None:
+    drained = handoff_pb2.Drained(**handoff_to_proto(name), **ticket_to_proto(ticket))
+    assert handoff_from_proto(drained) == name
+    assert ticket_from_proto(drained) == ticket
+
+
+def test_a_cancel_without_a_ticket_has_zeros_for_it() -> None:
+    cancel = handoff_pb2.CancelPrefill(**ticket_to_proto(None))
+    assert cancel.SerializeToString() == b""
