@@ -13,9 +13,8 @@ from baton.deploy.doctor.packages import installed, requirements
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
 from baton.deploy.messages.json_object import JsonObject
-from baton.deploy.process.gpu_driver import LEAST_CAPABILITY
+from baton.deploy.process.gpu_driver import LEAST_CAPABILITY, has_driver
 
-DRIVER = Path("/proc/driver/nvidia/version")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 COMPILER = "g++"
@@ -39,7 +38,7 @@ def check_torch() -> Iterator[Finding]:
             "`nvidia-smi` hangs too: restart the driver or the machine",
         )  # fmt: skip
         return
-    gpu = gpu_finding(found, driver=DRIVER.exists())
+    gpu = gpu_finding(found, driver=has_driver())
     yield gpu
     if len(found["devices"]) > 1:
         yield ranks_finding(found)

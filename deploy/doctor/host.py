@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from baton.api.access.client_limits import ClientLimits
+from baton.deploy.cluster.disk_space import full_disk
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.errors import DeployError
 from baton.deploy.files.state_file import folder
@@ -51,6 +52,10 @@ def check_folder() -> Finding:
             "folder", Level.PROBLEM, str(err), "`baton serve` does not start",
             "do what the message says, or set XDG_RUNTIME_DIR to a folder of your own",
         )  # fmt: skip
+    if full := full_disk(found):
+        return Finding(
+            "folder", Level.PROBLEM, full, "`baton serve` does not start", "free some space there"
+        )
     usage = shutil.disk_usage(found)
     told = f"{found}, {usage.free >> 30} GiB free"
     if usage.used < FULLEST * usage.total:

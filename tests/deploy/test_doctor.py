@@ -15,10 +15,11 @@ import torch
 from packaging.requirements import Requirement
 from torch.distributed import is_nccl_available
 
-from baton.deploy.doctor import first_answer
+from baton.deploy.doctor import compute, first_answer, host
 from baton.deploy.doctor.compute import (
     check_cores,
     check_huge_pages,
+    check_torch,
     gpu_finding,
     memory_finding,
     ranks_finding,
@@ -26,12 +27,13 @@ from baton.deploy.doctor.compute import (
 )
 from baton.deploy.doctor.finding import Finding, Level
 from baton.deploy.doctor.first_answer import check_answers
-from baton.deploy.doctor.host import check_clock
+from baton.deploy.doctor.host import check_clock, check_folder
 from baton.deploy.doctor.links import check_rdma, check_ucx
 from baton.deploy.doctor.made_up_models import KINDS
 from baton.deploy.doctor.packages import check_package
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
+from baton.deploy.process import gpu_driver
 from baton.transfer.channels.nixl import ucx
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +127,26 @@ def test_a_package_that_is_missing_or_too_old() -> None:
     old = check_package(Requirement("pytest>=900"))
     assert old.level is Level.PROBLEM and old.remedy == "pip install 'pytest>=900'"
     assert check_package(Requirement("pytest>=1")).level is Level.OK
+
+
+def test_a_driver_is_found_by_the_signs_that_a_start_goes_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign = tmp_path / "nvidiactl"
+    known: dict[str, Any] = {"devices": [], "cuda": None, "version": "2.9"}
+    monkeypatch.setattr(gpu_driver, "SIGNS", (tmp_path / "version", sign))
+    monkeypatch.setattr(compute, "run_probe", lambda module: known)
+    assert next(check_torch()).level is Level.NOTE
+    sign.touch()
+    assert next(check_torch()).level is Level.PROBLEM
+
+
+def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "folder", lambda: tmp_path)
+    assert check_folder().level is not Level.PROBLEM
+    monkeypatch.setattr(host, "full_disk", lambda folder: f"the disk of {folder} is full")
+    finding = check_folder()
+    assert finding.level is Level.PROBLEM and str(tmp_path) in finding.found
 
 
 @pytest.mark.parametrize(
