@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels import huge_pages
 
 PANEL = 16  # rows side by side
 GROUP = 32  # inputs of which every scale is a multiple
+WORDS = 32
+"""The words of a block of 4 * WORDS inputs: word j holds inputs j, j + WORDS, and so on."""
 # Rows, a multiple of PANEL, that are packed at once where they must be padded.
 _PADDED_ROWS = 256
 
@@ -129,3 +132,62 @@ class Fp8Experts:
         """Return the matrices as [E, O, K], in the products' dtype."""
         every = self.scales.repeat_interleave(self.group, 2)[..., : self.shape[2]]
         return (self.values.view(torch.float8_e4m3fn).float() * every).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Fp8Words:
+    """A matrix [O, K] of E4M3 floats, or one an expert [E, O, K], as GPUs multiply it: the four
+    numbers of a word meet inputs that lie `WORDS` apart, so that each of a word's bytes is of a
+    block of neighbours. Sums of products are multiplied by the scales, not the weights.
+
+    words:  [..., O, ceil(K / (4 WORDS)) * WORDS] int32, the first of a block in the lowest byte; no
+            NaN, zeros behind K
+    scales: [..., O, ceil(K / group)] float32
+    group:  inputs that share a scale, a multiple of GROUP
+    inner:  K
+    dtype:  of the activations
+    """
+
+    words: Tensor
+    scales: Tensor
+    group: int
+    inner: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.words.shape[:-1], self.inner))
+
+    @staticmethod
+    def empty(
+        shape: Sequence[int], group: int, dtype: torch.dtype, device: torch.device
+    ) -> "Fp8Words":
+        """Allocate a matrix [O, K], or matrices [E, O, K], for `put`."""
+        *leading, inner = shape
+        count = -(-inner // (4 * WORDS)) * WORDS
+        words = torch.empty((*leading, count), dtype=torch.int32, device=device)
+        scales = torch.empty((*leading, -(-inner // group)), device=device)
+        return Fp8Words(words, scales, group, inner, dtype)
+
+    def put(self, place: int | slice, values: Tensor, scales: Tensor) -> None:
+        """Set some experts, or rows: values as float8_e4m3fn, scales as float32, on any device. On
+        the meta device: nothing.
+        """
+        if self.words.is_meta:
+            return
+        bits = values.view(torch.uint8).to(self.words.device)
+        bits = F.pad(bits, (0, 4 * self.words.shape[-1] - self.inner))
+        apart = bits.view(*bits.shape[:-1], -1, 4, WORDS).transpose(-1, -2).contiguous()
+        self.words[place] = apart.view(torch.int32).flatten(-3)
+        self.scales[place] = scales.to(self.scales.device)
+
+    def dense(self) -> Tensor:
+        """Return the matrix or matrices, as [..., O, K], in the activations' dtype."""
+        bits = self.words.view(torch.uint8).view(*self.words.shape[:-1], -1, WORDS, 4)
+        values = bits.transpose(-1, -2).flatten(-3).contiguous().view(torch.float8_e4m3fn).float()
+        every = self.scales.repeat_interleave(self.group, -1)[..., : self.inner]
+        return (values[..., : self.inner] * every).to(self.dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels import huge_pages
-from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight
+from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight, Fp8Words
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -126,7 +126,7 @@ class PackedWeight:
 class JoinedWeight:
     """Rows of several matrices one after another, each in its own form."""
 
-    parts: tuple[PackedWeight | Fp8Weight, ...]
+    parts: "tuple[Part, ...]"
 
     @property
     def nbytes(self) -> int:
@@ -138,13 +138,14 @@ class JoinedWeight:
 
     def dense(self) -> Tensor:
         """Return the matrix as [O, K]."""
-        return torch.cat([part.dense() for part in self.parts])
+        return torch.cat([p if isinstance(p, Tensor) else p.dense() for p in self.parts])
 
 
 Weight = Tensor | Int8Weight
 Table = Weight | PackedWeight  # of rows that are looked up
-Matrix = Table | Fp8Weight | JoinedWeight  # of a product
-ExpertWeight = Weight | Fp8Experts  # one matrix an expert
+Part = Table | Fp8Weight | Fp8Words  # of a joined one
+Matrix = Part | JoinedWeight  # of a product
+ExpertWeight = Weight | Fp8Experts | Fp8Words  # one matrix an expert
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
@@ -192,9 +193,12 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
         first = 0
         for part in weight.parts:
             own = slice(first, first + part.shape[0])
-            _multiply_packed(native, x, part, None if bias is None else bias[own], y[:, own])
+            added = None if bias is None else bias[own]
+            _multiply_packed(native, x, _packed(part), added, y[:, own])
             first = own.stop
         return y
+    if isinstance(weight, Fp8Words):
+        raise TypeError("the native library multiplies FP8 in panels; see Fp8Weight")
     values, scales = weight_parts(weight)
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
@@ -214,6 +218,13 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
         dtype=DTYPES[values.dtype],
     )
     return y
+
+
+def _packed(part: Part) -> PackedWeight | Fp8Weight:
+    """Return a matrix that lies in panels. Raises TypeError for others."""
+    if isinstance(part, PackedWeight | Fp8Weight):
+        return part
+    raise TypeError(f"the native library multiplies packed matrices here, not {type(part)}")
 
 
 def _multiply_packed(

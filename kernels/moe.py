@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.elementwise import relu2, swiglu
-from baton.kernels.fp8_weight import Fp8Experts
+from baton.kernels.fp8_weight import Fp8Experts, Fp8Words
 from baton.kernels.linear import ExpertWeight, weight_parts
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
@@ -251,6 +251,8 @@ def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int]:
     """
     if isinstance(weight, Fp8Experts):
         return weight.values, weight.scales, weight.group
+    if isinstance(weight, Fp8Words):
+        raise TypeError("the native library's experts lie row by row; see Fp8Experts")
     return *weight_parts(weight), 0
 
 

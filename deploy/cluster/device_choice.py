@@ -7,7 +7,7 @@ import torch
 
 from baton.deploy.cluster.gpu_demand import GpuDemand
 from baton.deploy.process.gpu_driver import LEAST_CAPABILITY, has_driver
-from baton.engine.settings.choices import AUTO_DEVICE, EIGHT_BITS, WeightFormat
+from baton.engine.settings.choices import AUTO_DEVICE, WeightFormat
 
 ONE = GpuDemand((1,))
 
@@ -29,7 +29,7 @@ def chosen_device(given: str, weights: WeightFormat, demand: GpuDemand) -> Chose
     """
     if given not in (AUTO_DEVICE, "cuda"):
         return ChosenDevice(given, "", demand.each)
-    if given == AUTO_DEVICE and weights in EIGHT_BITS:
+    if given == AUTO_DEVICE and weights is WeightFormat.INT8:
         return ChosenDevice("cpu", f"--weight-format {weights} is for the CPU", demand.each)
     against = unusable(demand)
     if against is not None:

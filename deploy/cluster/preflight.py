@@ -13,7 +13,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.files.model_folder import check_folder
 from baton.engine.assembly.loader import check_weights, open_checkpoint, planned_memory
 from baton.engine.models.family_table import configured_model
-from baton.engine.settings.choices import EIGHT_BITS
+from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.available import check_budget
 from baton.engine.sizing.device_overhead import DeviceOverhead
@@ -68,7 +68,7 @@ def check_device(config: EngineConfig, *, here: bool, demand: GpuDemand = ONE) -
         raise StartError(f"--device {config.device}: expected cpu, cuda or cuda:N") from err
     if device.type not in ("cpu", "cuda"):
         raise StartError(f"--device {config.device}: expected cpu, cuda or cuda:N")
-    if config.weight_format in EIGHT_BITS and device.type != "cpu":
+    if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
         raise StartError(
             f"--weight-format {config.weight_format} is for the CPU; got --device {config.device}"
         )

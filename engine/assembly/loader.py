@@ -121,8 +121,8 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
     checkpoint = open_checkpoint(model) if read else None
     form = config.weight_format
-    if device.type == "cpu" and checkpoint is not None and checkpoint.quantised:
-        form = kept_form(form, select(device, model.dtype, config.kernels), model.dtype)
+    if checkpoint is not None and checkpoint.quantised:
+        form = kept_form(form, device, model.dtype, config.kernels)
     part = divided_model(model, config.tp, weight_format=form, checkpoint=checkpoint)
     free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
@@ -201,11 +201,11 @@ def ready_model(
     """
     device = device_of(config.device)
     kernels = select(device, model.dtype, config.kernels)
-    form = kept_form(config.weight_format, kernels, model.dtype)
+    form = kept_form(config.weight_format, device, model.dtype, config.kernels)
     built = build_model(model, source, device, shard, comm, kernels, form)
+    if kept := built.tally.fp8_bytes:
+        log.info("%s: %s of its weights stay in FP8", model.folder, readable(kept))
     if kernels.native is not None:
-        if kept := built.tally.fp8_bytes:
-            log.info("%s: %s of its weights stay in FP8", model.folder, readable(kept))
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable and config.graphs:
         return GraphedModel(built, config.most_running, CudaCapture())

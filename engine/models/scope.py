@@ -15,13 +15,14 @@ from baton.engine.loading.weights import Shape, WeightSource
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
-from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight
+from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight, Fp8Words
 from baton.kernels.linear import (
     ExpertWeight,
     Int8Weight,
     JoinedWeight,
     Matrix,
     PackedWeight,
+    Part,
     Table,
     Weight,
     packs,
@@ -38,6 +39,11 @@ class Tally:
 
     nbytes: int = 0
     fp8_bytes: int = 0  # of these, of matrices that stay in FP8
+
+    def add_fp8(self, nbytes: int) -> None:
+        """Count the bytes of a matrix that stays in FP8."""
+        self.nbytes += nbytes
+        self.fp8_bytes += nbytes
 
 
 @dataclass(frozen=True)
@@ -243,10 +249,11 @@ class Scope:
         stored = self._fp8(name, shape, blocks, dim)
         if stored is None:
             return self.matrix(self.part(name, shape, blocks, dim))
-        kept = Fp8Experts.empty(stored.values.shape, stored.group, self.dtype, self.device)
+        kept = self._fp8_form.empty(stored.values.shape, stored.group, self.dtype, self.device)
         kept.put(slice(None), stored.values, stored.scales)
+        self.tally.add_fp8(kept.nbytes)
         self.source.release(self.prefix + name)
-        return self._counted(kept)
+        return kept
 
     def matrix(self, tensor: Tensor) -> Weight:
         """Convert a tensor of this scope to the form that products read."""
@@ -304,11 +311,21 @@ class Scope:
             return None
         return fp8_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
 
-    def _fp8_matrix(self, stored: Fp8Part) -> Tensor | Fp8Weight:
+    @property
+    def _fp8_form(self) -> type[Fp8Words] | type[Fp8Experts]:
+        """The form of experts that stay in FP8."""
+        return Fp8Words if self.kernels.reads_fp8_words else Fp8Experts
+
+    def _fp8_matrix(self, stored: Fp8Part) -> Tensor | Fp8Weight | Fp8Words:
+        """Return a matrix in FP8 as products read it; without data, perhaps its values alone."""
+        if self.kernels.reads_fp8_words:
+            words = Fp8Words.empty(stored.values.shape, stored.group, self.dtype, self.device)
+            words.put(slice(None), stored.values, stored.scales)
+            self.tally.add_fp8(words.nbytes)
+            return words
         rows, columns = stored.values.shape
         nbytes = Fp8Weight.nbytes_of(rows, columns, stored.scales.shape[1], self.dtype)
-        self.tally.nbytes += nbytes
-        self.tally.fp8_bytes += nbytes
+        self.tally.add_fp8(nbytes)
         if stored.values.is_meta:
             return stored.values
         return Fp8Weight.of(stored.values, stored.scales, stored.group, self.dtype)
@@ -319,7 +336,7 @@ class Scope:
         """Return matrices as in `stack`; None where not all of them stay in FP8, with scales for
         as many columns.
         """
-        kept: Fp8Experts | None = None
+        kept: Fp8Words | Fp8Experts | None = None
         for place, group in enumerate(names):
             stored = [self._fp8(name, shape, blocks, dim) for name in group]
             parts = [part for part in stored if part is not None]
@@ -328,18 +345,14 @@ class Scope:
             own = Fp8Part.concat(parts)
             if kept is not None and own.group != kept.group:
                 return None
-            kept = kept or Fp8Experts.empty(
+            kept = kept or self._fp8_form.empty(
                 (len(names), *own.values.shape), own.group, self.dtype, self.device
             )
             kept.put(place, own.values, own.scales)
             for name in group:
                 self.source.release(self.prefix + name)
-        return None if kept is None else self._counted(kept)
-
-    def _counted(self, kept: Fp8Experts) -> Fp8Experts:
-        """Count the bytes of experts that stay in FP8."""
-        self.tally.nbytes += kept.nbytes
-        self.tally.fp8_bytes += kept.nbytes
+        if kept is not None:
+            self.tally.add_fp8(kept.nbytes)
         return kept
 
     def _joined(
@@ -356,7 +369,7 @@ class Scope:
             name: self._fp8(f"{name}.weight", (places(blocks), columns), blocks)
             for name, blocks in parts.items()
         }
-        joined: list[Matrix] = []
+        joined: list[Part] = []
         for in_fp8, names in groupby(parts, lambda name: stored[name] is not None):
             group = list(names)
             if not in_fp8:
@@ -371,11 +384,7 @@ class Scope:
             joined.append(self._fp8_matrix(Fp8Part.concat(found)))
             for name in group:
                 self.source.release(f"{self.prefix}{name}.weight")
-        packed = [matrix for matrix in joined if isinstance(matrix, PackedWeight | Fp8Weight)]
-        if not packed:  # without data
-            rows = sum(matrix.shape[0] for matrix in joined)
-            return torch.empty((rows, columns), device=self.device)
-        return JoinedWeight(tuple(packed)) if len(packed) > 1 else packed[0]
+        return joined[0] if len(joined) == 1 else JoinedWeight(tuple(joined))
 
 
 def places(blocks: Sequence[Block]) -> int:

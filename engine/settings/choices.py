@@ -15,17 +15,14 @@ class LoadFormat(StrEnum):
 class WeightFormat(StrEnum):
     """The form in which matrices are kept in memory."""
 
-    AUTO = "auto"  # FP8 where the CPU's products read it, else MODEL
+    AUTO = "auto"  # FP8 where the device's products read it, else MODEL
     MODEL = "model"  # in the model's dtype, mapped where the file has it
-    # As the checkpoint has them, if in FP8: half of bfloat16's bytes, and the bits of its answers.
+    # As the checkpoint has them, if in FP8: half of bfloat16's bytes, and on a CPU the bits of its
+    # answers.
     FP8 = "fp8"
-    # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
-    # distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
+    # 8 bits and a scale a row, rounded at load, on a CPU: half of bfloat16's bytes. The next
+    # token's distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
     INT8 = "int8"
-
-
-EIGHT_BITS = (WeightFormat.FP8, WeightFormat.INT8)
-"""The forms that products on a GPU do not read."""
 
 
 class QuantizationMethod(StrEnum):

@@ -22,6 +22,15 @@ def dot(a, b):
 
 
 @triton.jit
+def dot_added(a, b, total):
+    """Add a [m, k] times b [k, n] to total [m, n] float32; see `dot`."""
+    if INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="tf32x3")
+
+
+@triton.jit
 def narrow(x, dtype: tl.constexpr):
     """Round float32 x to dtype."""
     if INTERPRETED:
@@ -69,3 +78,65 @@ def softplus(x):
 def discretise(dt, dt_bias, low, high):
     """Compute clamp(softplus(dt + dt_bias)) of float32."""
     return tl.minimum(tl.maximum(softplus(dt + dt_bias), low), high)
+
+
+@triton.jit
+def from_e4m3(bits):
+    """Convert E4M3 floats, given as the low bytes of integers, to float32."""
+    bits = bits.to(tl.uint32)
+    shifted = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+    return shifted.to(tl.float32, bitcast=True) * _E4M3_BIAS
+
+
+_E4M3_BIAS = tl.constexpr(2.0**120)  # the distance of the exponents' biases
+# Bytes of two words, each to its place in a pair of bfloat16, and times 2**120.
+_WORDS_TO_BF16 = tl.constexpr("""
+{
+    .reg .b32 a, b, c, d, ra, rb, rc, rd, bias;
+    prmt.b32 a, $4, $5, 0x4000;
+    prmt.b32 b, $4, $5, 0x5010;
+    prmt.b32 c, $4, $5, 0x6020;
+    prmt.b32 d, $4, $5, 0x7030;
+    shr.u32 ra, a, 4;
+    shr.u32 rb, b, 4;
+    shr.u32 rc, c, 4;
+    shr.u32 rd, d, 4;
+    and.b32 a, a, 0x80008000;
+    and.b32 b, b, 0x80008000;
+    and.b32 c, c, 0x80008000;
+    and.b32 d, d, 0x80008000;
+    and.b32 ra, ra, 0x07f007f0;
+    and.b32 rb, rb, 0x07f007f0;
+    and.b32 rc, rc, 0x07f007f0;
+    and.b32 rd, rd, 0x07f007f0;
+    or.b32 a, a, ra;
+    or.b32 b, b, rb;
+    or.b32 c, c, rc;
+    or.b32 d, d, rd;
+    mov.b32 bias, 0x7b807b80;
+    mul.rn.bf16x2 $0, a, bias;
+    mul.rn.bf16x2 $1, b, bias;
+    mul.rn.bf16x2 $2, c, bias;
+    mul.rn.bf16x2 $3, d, bias;
+}
+""")
+
+
+@triton.jit
+def four_e4m3(words, dtype: tl.constexpr):
+    """Convert the four E4M3 floats of each int32, the lowest byte first, to dtype: four blocks.
+
+    GPUs convert E4M3 to bfloat16 by way of two other types, which takes longer than reading the
+    next from memory; their bits take a few steps to their places.
+    """
+    if dtype == tl.bfloat16 and not INTERPRETED:
+        return tl.inline_asm_elementwise(
+            _WORDS_TO_BF16, "=r,=r,=r,=r,r,r", [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    return (
+        from_e4m3(words).to(dtype),
+        from_e4m3(words >> 8).to(dtype),
+        from_e4m3(words >> 16).to(dtype),
+        from_e4m3(words >> 24).to(dtype),
+    )

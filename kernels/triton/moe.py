@@ -8,39 +8,44 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels import moe as torch_moe
+from baton.kernels.fp8_weight import Fp8Words
 from baton.kernels.linear import ExpertWeight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
+from baton.kernels.triton.fp8_experts import MOST_ROWS, NOTHING, RELU2, SWIGLU, multiply_fp8
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment, assign
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 _COMBINED = 1024  # channels of one token that one program sums
 
-_NOTHING = tl.constexpr(0)
-_SWIGLU = tl.constexpr(1)
-_RELU2 = tl.constexpr(2)
-
 
 def experts_swiglu(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
-    """Implement `Kernels.experts_swiglu`; 8-bit weights go through torch's products."""
-    if not isinstance(w_in, Tensor) or not isinstance(w_out, Tensor):
+    """Implement `Kernels.experts_swiglu`; what is neither plain nor of `Fp8Words` goes through
+    torch's products."""
+    if not isinstance(w_in, Tensor | Fp8Words) or not isinstance(w_out, Tensor | Fp8Words):
         return torch_moe.experts_swiglu(x, weights, experts, w_in, w_out)
-    return _through_experts(x, weights, experts, w_in, w_out, _SWIGLU.value)
+    return _through_experts(x, weights, experts, w_in, w_out, SWIGLU.value)
 
 
 def experts_relu2(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: ExpertWeight, w_out: ExpertWeight
 ) -> Tensor:
-    """Implement `Kernels.experts_relu2`; 8-bit weights go through torch's products."""
-    if not isinstance(w_in, Tensor) or not isinstance(w_out, Tensor):
+    """Implement `Kernels.experts_relu2`; what is neither plain nor of `Fp8Words` goes through
+    torch's products."""
+    if not isinstance(w_in, Tensor | Fp8Words) or not isinstance(w_out, Tensor | Fp8Words):
         return torch_moe.experts_relu2(x, weights, experts, w_in, w_out)
-    return _through_experts(x, weights, experts, w_in, w_out, _RELU2.value)
+    return _through_experts(x, weights, experts, w_in, w_out, RELU2.value)
 
 
 def _through_experts(
-    x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor, activation: int
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_in: Tensor | Fp8Words,
+    w_out: Tensor | Fp8Words,
+    activation: int,
 ) -> Tensor:
     tokens, hidden = x.shape
     top_k = experts.shape[1]
@@ -48,11 +53,14 @@ def _through_experts(
     if not tokens:
         return out
     count, _, inner_width = w_out.shape
-    assigned = assign(experts, count, _block_rows(tokens * top_k, count))
-    inner = w_in.new_empty((tokens * top_k, inner_width))
-    outer = w_in.new_empty((tokens * top_k, hidden))
+    rows = _block_rows(tokens * top_k, count)
+    if isinstance(w_in, Fp8Words) or isinstance(w_out, Fp8Words):
+        rows = min(rows, MOST_ROWS)
+    assigned = assign(experts, count, rows)
+    inner = x.new_empty((tokens * top_k, inner_width), dtype=w_in.dtype)
+    outer = x.new_empty((tokens * top_k, hidden), dtype=w_out.dtype)
     _product(packed(x), w_in, inner, assigned, top_k, activation)
-    _product(inner, w_out, outer, assigned, 1, _NOTHING.value)
+    _product(inner, w_out, outer, assigned, 1, NOTHING.value)
     _combine[(tokens, triton.cdiv(hidden, _COMBINED))](
         outer, weights, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4
     )
@@ -84,7 +92,7 @@ def _tiles(rows: int, wide: bool) -> _Tiles:
 
 def _product(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Fp8Words,
     out: Tensor,
     assigned: ExpertAssignment,
     per_row: int,
@@ -95,6 +103,9 @@ def _product(
     x: [pairs / per_row, H] float, may be strided over rows; weight: [E, I, H], or [E, 2 I, H] where
     the first half is a gate; out: [pairs, I], contiguous, dtype of weight
     """
+    if isinstance(weight, Fp8Words):
+        multiply_fp8(x, weight, out, assigned, per_row, activation)
+        return
     pairs, width = out.shape
     tiles = _tiles(assigned.rows, weight.dtype == torch.float32)
     _multiply[(assigned.experts.shape[0] * triton.cdiv(width, tiles.columns),)](
@@ -148,13 +159,13 @@ def _multiply(
             values = values.to(weight.dtype.element_ty)
             mask = in_h[:, None] & in_c[None, :]
             taken = tl.load(matrix + h[:, None], mask=mask, other=0.0)
-            if ACTIVATION == _SWIGLU:
+            if ACTIVATION == SWIGLU:
                 gate += dot(values, taken)
                 taken = tl.load(matrix + width * weight_stride + h[:, None], mask=mask, other=0.0)
             up += dot(values, taken)
-        if ACTIVATION == _SWIGLU:
+        if ACTIVATION == SWIGLU:
             up = gate * sigmoid(gate) * up
-        if ACTIVATION == _RELU2:
+        if ACTIVATION == RELU2:
             up = tl.maximum(up, 0.0)
             up = up * up
         target = out + pair[:, None] * width + column[None, :]

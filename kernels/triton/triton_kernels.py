@@ -10,6 +10,7 @@ from baton.kernels.triton.compiler import COMPILATIONS
 from baton.kernels.triton.conv1d import gated_conv_step, plan_gated_conv_prefill
 from baton.kernels.triton.delta_mixer import gated_delta_step, plan_delta_prefill
 from baton.kernels.triton.elementwise import geglu, relu2, sigmoid_gated, swiglu
+from baton.kernels.triton.fp8_linear import linear
 from baton.kernels.triton.kv_write import kv_write, latent_write
 from baton.kernels.triton.mamba2 import mamba2_step, plan_mamba2_prefill
 from baton.kernels.triton.mla import mla_decode
@@ -41,12 +42,13 @@ class TritonKernels(Kernels):
 
     LEFT_TO_TORCH = frozenset(
         {
-            "embedding", "linear", "router_logits", "add_scaled", "scaled", "concat", "select_rows",
+            "embedding", "router_logits", "add_scaled", "scaled", "concat", "select_rows",
             "square_sums", "norm_by_sums", "guess_ngrams",
             "mla_query", "from_latent",
         }
     )  # fmt: skip
     replayable = True
+    reads_fp8_words = True
 
     def __init__(self) -> None:
         COMPILATIONS.watch()
@@ -60,7 +62,7 @@ class TritonKernels(Kernels):
     needs_cpu_seq_lens = frozenset({AttentionKind.LATENT})
 
     embedding = staticmethod(TorchKernels.embedding)
-    linear = staticmethod(TorchKernels.linear)
+    linear = staticmethod(linear)
     router_logits = staticmethod(TorchKernels.router_logits)
     rms_norm = staticmethod(rms_norm)
     square_sums = staticmethod(TorchKernels.square_sums)

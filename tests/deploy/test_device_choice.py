@@ -205,10 +205,14 @@ def test_cuda_without_a_driver_ends_before_torch_is_imported(command: str, tmp_p
     assert "AssertionError" not in done.stderr
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_8_bit_weights_are_refused_on_a_named_gpu(form: str) -> None:
-    config = EngineConfig(Path("m"), device="cuda", weight_format=WeightFormat(form))
-    with pytest.raises(StartError, match=f"--weight-format {form} is for the CPU"):
+def test_weights_are_not_rounded_to_8_bits_on_a_named_gpu() -> None:
+    config = EngineConfig(Path("m"), device="cuda", weight_format=WeightFormat.INT8)
+    why = "--weight-format int8 is for the CPU"
+    with pytest.raises(StartError, match=why):
         check_device(config, here=False)
-    why = f"--weight-format {form} is for the CPU"
-    assert chosen_device("auto", WeightFormat(form), ONE) == ("cpu", why, None)
+    assert chosen_device("auto", WeightFormat.INT8, ONE) == ("cpu", why, None)
+
+
+def test_fp8_weights_go_to_a_gpu(two_cards: pytest.MonkeyPatch) -> None:
+    assert chosen_device("auto", WeightFormat.FP8, TWO).name == "cuda"
+    check_device(EngineConfig(Path("m"), device="cuda", weight_format=WeightFormat.FP8), here=True)

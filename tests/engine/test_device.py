@@ -14,13 +14,16 @@ from engine.fake_cuda import FakeEvent, FakeStream
 from baton.core.errors import ConfigError
 from baton.core.supervised import ProcessSupervisor
 from baton.engine.assembly import loader
+from baton.engine.assembly.kept_form import kept_form
 from baton.engine.layout.device import device_of, use_device
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.loop import EngineLoop
+from baton.engine.models.scope import Tally
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 from baton.engine.stream.forward_stream import CudaStream
+from baton.kernels.kernel_choice import KernelChoice
 from baton.transfer.channels.poller import Poller
 from baton.worker import runtime
 
@@ -109,17 +112,30 @@ def test_decode_steps_are_captured_unless_the_options_say_no(
     graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is on a GPU that is not there, and so is the memory of its graphs."""
-    monkeypatch.setattr(loader, "build_model", lambda *_: SimpleNamespace(config=None))
+    built = SimpleNamespace(config=None, tally=Tally())
+    monkeypatch.setattr(loader, "build_model", lambda *_: built)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     config = EngineConfig(Path("."), device="cuda", graphs=graphs)
     model: Any = SimpleNamespace(dtype=torch.bfloat16)
     made = loader.ready_model(model, DummyWeights(), config)
     assert isinstance(made, GraphedModel) is graphs
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_weights_are_not_rounded_to_8_bits_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "configured_model", lambda *_: None)
-    config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat(form))
-    with pytest.raises(ConfigError, match=f"{form} is for the CPU; got device cuda:1"):
+    config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat.INT8)
+    with pytest.raises(ConfigError, match="int8 is for the CPU; got device cuda:1"):
         loader.load_model(config)
+
+
+@pytest.mark.parametrize("capability, kept", [((9, 0), "fp8"), ((8, 9), "fp8"), ((8, 6), "model")])
+def test_fp8_stays_on_gpus_that_convert_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kept: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    asked = (torch.device("cuda"), torch.bfloat16, KernelChoice.AUTO)
+    assert kept_form(WeightFormat.AUTO, *asked) == kept
+    if kept == "model":
+        with pytest.raises(ConfigError, match=r"a GPU of compute capability 8\.9 or above"):
+            kept_form(WeightFormat.FP8, *asked)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import ConfigError
+from baton.engine.assembly import kept_form as form
 from baton.engine.assembly import loader
 from baton.engine.assembly.loader import load_model, planned_memory
 from baton.engine.settings.choices import WeightFormat
@@ -136,8 +137,9 @@ def test_where_products_read_no_fp8_it_is_expanded_or_refused(tmp_path: Path) ->
             load(refused)
 
 
-def test_a_plan_for_a_gpu_looks_for_no_kernels_and_counts_expanded_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_a_plan_for_a_gpu_looks_for_no_kernels_and_counts_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
 ) -> None:
     plain = write_checkpoint(tmp_path / "plain", LLAMA, seed=4)
     config = {"quantization_config": {"quant_method": "fp8"}}
@@ -146,14 +148,19 @@ def test_a_plan_for_a_gpu_looks_for_no_kernels_and_counts_expanded_weights(
     def select(*_: object) -> Kernels:
         raise AssertionError("kernels were looked for")
 
-    monkeypatch.setattr(loader, "select", select)
+    for module in (loader, form):
+        monkeypatch.setattr(module, "select", select)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(loader, "available_memory", lambda device: 60 << 30)
     monkeypatch.setattr(loader, "card_memory", lambda device: 80 << 30)
     on_gpu = [
         planned_memory(EngineConfig(folder, device="cuda", memory_bytes=8 << 30))
         for folder in (pair.packed, pair.expanded)
     ]
-    assert on_gpu[0].weight_bytes == on_gpu[1].weight_bytes
+    kept = capability > (8, 8)
+    assert (on_gpu[0].weight_bytes < on_gpu[1].weight_bytes) is kept
+    if not kept:
+        assert on_gpu[0].weight_bytes == on_gpu[1].weight_bytes
 
 
 def test_weights_that_are_not_in_fp8_are_not_called_so(tmp_path: Path) -> None:
