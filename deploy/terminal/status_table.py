@@ -82,7 +82,7 @@ def _slow_line(worker: JsonObject) -> Text:
     )
 
 
-def _host_line(worker: Mapping[str, Any]) -> Text:
+def _host_line(worker: JsonObject) -> Text:
     """Say what a worker's tier in the host's memory has, has spared, and copies now."""
     host = worker["host_tier"]
     used, total = (host[name] / (1 << 30) for name in ("used_bytes", "total_bytes"))
