@@ -21,8 +21,7 @@ from baton.bench.gpu.first_day.eager_channel import EagerChannel
 from baton.bench.gpu.first_day.errors import hanging_step, lost_device, no_memory
 from baton.bench.gpu.first_day.fences import Mix, options_for, run_mix
 from baton.bench.gpu.first_day.fp8_files import quantise, scaled
-from baton.bench.gpu.first_day.host_tier import _engine as tiered
-from baton.bench.gpu.first_day.host_tier import recalled
+from baton.bench.gpu.first_day.host_tier import recalled, tiered
 from baton.bench.gpu.first_day.processes import side_by_side
 from baton.bench.gpu.first_day.same_tokens import differing
 from baton.bench.gpu.models import FEW_LAYERS, small_config, write_config

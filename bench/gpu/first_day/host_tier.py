@@ -61,12 +61,13 @@ def host_tier(part: Part) -> None:
 
 
 def _tell_recalled(config: dict[str, Any], what: str, part: Part) -> None:
-    with closing(_engine(config, part, small=True)) as engine:
+    with closing(tiered(config, part, small=True)) as engine:
         fault, told = recalled(engine)
     part.add(what, fault or "alike", beside=told, failed=bool(fault))
 
 
-def _engine(config: dict[str, Any], part: Part, *, small: bool) -> Engine:
+def tiered(config: dict[str, Any], part: Part, *, small: bool) -> Engine:
+    """Return an engine of random weights with a host's tier."""
     nbytes = 1 << 24 if small else _COPIED
     with TemporaryDirectory() as parent:
         folder = write_config(Path(parent) / "model", config, small)
@@ -120,7 +121,7 @@ def recalled(engine: Engine) -> tuple[str, str]:
 
 
 def _tell_copies(part: Part) -> None:
-    with closing(_engine(FEW_LAYERS[0], part, small=part.dry)) as engine:
+    with closing(tiered(FEW_LAYERS[0], part, small=part.dry)) as engine:
         tier = _tier(engine)
         there = (tier.memory.states, tier.memory.pages)
         here = tuple(torch.empty_like(each, device=part.device) for each in there)
