@@ -25,6 +25,8 @@ from baton.core.address import join_host_port
 from baton.deploy.certs.authority_folder import AuthorityFolder
 from baton.rpc.identity import ProcessRole
 
+pytestmark = pytest.mark.cluster
+
 BATON = (sys.executable, "-m", "baton.cli.main")
 START_S = 180.0
 ENGINE = ("--page-size", str(GRID), "--memory-gb", "0.06", "--threads", "1", "--max-running", "4")

@@ -44,6 +44,8 @@ from baton.rpc.identity import ProcessRole
 from baton.rpc.server_certificate import CertificateFiles
 from baton.worker.config import WorkerConfig
 
+pytestmark = pytest.mark.cluster
+
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 MADE = 1_000
 

@@ -29,6 +29,8 @@ from baton.proto.worker_pb2 import WorkerStatus
 from baton.rpc.handshake import MINORS_APART
 from baton.rpc.identity import ProcessRole
 
+pytestmark = pytest.mark.cluster
+
 PREVIOUS = (sys.executable, str(Path(previous.__file__).with_name("main.py")))
 ROLES = ("router", "prefill", "decode")
 

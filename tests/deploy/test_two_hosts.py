@@ -25,6 +25,8 @@ from baton.deploy.errors import NotRunning, StartError
 from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
+pytestmark = pytest.mark.cluster
+
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 LONG = 600
 
