@@ -155,7 +155,7 @@ class RankClient:
             beat.heartbeat.sequence = sequence
             await self._write(beat)
             began = time.monotonic()
-            await asyncio.sleep(self._beat_s)
+            await asyncio.sleep(self._beat_s)  # the beat
             self._latest_s = max(self._latest_s, time.monotonic() - began - self._beat_s)
 
     def _lose(self, why: str) -> None:

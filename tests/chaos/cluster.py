@@ -15,6 +15,7 @@ from chaos.node import Node, start_nursery
 from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
+from kit.polling import until_answered
 
 from baton.core.role import Role
 from baton.proto import common_pb2
@@ -139,6 +140,18 @@ class Cluster:
         where = f"{ask.request_id} by {prefill} and {rank}"
         assert reply.whole, f"{where}: {reply.finished or reply.lost}"
         assert reply.token_ids == ask.answer, where
+
+    async def serves_again(self, rng: random.Random, prefill: str, rank: str) -> None:
+        """Wait until a pair answers, without a restart. The first requests may hit what a fault has
+        left."""
+
+        async def is_whole() -> bool:
+            ask = Ask.draw(rng)
+            reply = await (await self.begin(ask, [prefill], rank)).end()
+            assert reply.token_ids == ask.answer[: len(reply.token_ids)]
+            return reply.whole
+
+        await until_answered(is_whole)
 
     async def held_up(self, *names: str) -> bool:
         """Return whether this machine, being overloaded, held a worker up for more than half a

@@ -78,8 +78,8 @@ class Load:
             while (now := time.perf_counter()) < self.end:
                 due = int((now - begin) * self.spec.per_second)
                 tasks += [asyncio.create_task(self.one()) for _ in range(due - len(tasks))]
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(max(0.0, self.end - time.perf_counter()))
+                await asyncio.sleep(0.01)  # until more requests are due
+        await asyncio.sleep(max(0.0, self.end - time.perf_counter()))  # as long as was asked for
         self.counts.seconds = time.perf_counter() - begin
         for task in tasks:
             task.cancel()
@@ -90,7 +90,7 @@ class Load:
         while True:
             wait_s = await self.one()
             if self.spec.patient:
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(wait_s)  # as Retry-After says
 
     async def one(self) -> float:
         """Send a request. Return when it says to come again, in seconds."""

@@ -14,6 +14,7 @@ from typing import Any
 from chaos.fault_point import Act, Point
 from chaos.node_main import Books, NodePlan, Weight, main
 from chaos.pull_point import Moment
+from kit.polling import until_answered
 
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
@@ -149,16 +150,17 @@ class Node:
     async def settled(self, *, quarantine: bool = False) -> Books:
         """Wait until it owns nothing but its cache and has nothing under way; audit each time.
         quarantine: there may be memory that waits for a proof."""
-        books = await self.books()
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not books.settled or (books.quarantined and not quarantine):
-                    assert not books.findings, f"{self.name}: {books.findings}"
-                    await asyncio.sleep(0.01)
-                    books = await self.books()
-        except TimeoutError:
-            raise AssertionError(f"{self.name} still has {books}") from None
-        return books
+        last: Books | None = None
+
+        async def settled() -> Books | None:
+            nonlocal last
+            last = await self.books()
+            if last.settled and (quarantine or not last.quarantined):
+                return last
+            assert not last.findings, f"{self.name}: {last.findings}"
+            return None
+
+        return await until_answered(settled, lambda: f"{self.name} still has {last}")
 
     def _signal(self, number: int) -> None:
         os.kill(self._pid, number)

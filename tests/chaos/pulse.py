@@ -19,7 +19,7 @@ class Pulse:
         """Measure the loop's delays until cancelled."""
         for _ in itertools.count():
             self._began = time.monotonic()
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(PERIOD_S)  # the beat
             self._latest_s = max(self._latest_s, self._late_s())
 
     def take_s(self) -> float:

@@ -90,7 +90,7 @@ async def slowest_health(client: httpx.AsyncClient, until: asyncio.Event) -> flo
         begin = time.perf_counter()
         assert (await client.get("/health")).status_code == 200
         worst = max(worst, time.perf_counter() - begin)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # between two measurements
     return worst
 
 
@@ -101,12 +101,12 @@ async def measured(url: str, flood: bool) -> tuple[float, float]:
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
         tasks = [asyncio.create_task(longest_pause(client, until)) for _ in range(STREAMS)]
         tasks.append(asyncio.create_task(slowest_health(client, until)))
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # streams of all clients are under way
         process = None
         if flood:
             command = [sys.executable, "-c", FLOOD, f"{url}/v1/completions", str(PROMPTS)]
             process = await asyncio.create_subprocess_exec(*command)
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(SECONDS)  # as long as is measured
         if process is not None:  # they take turns, for minutes
             assert process.returncode is None, "every long prompt was answered too soon"
             process.kill()

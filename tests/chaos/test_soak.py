@@ -49,7 +49,7 @@ async def one(cluster: Cluster, rng: random.Random) -> None:
     reply = await cluster.begin(ask, prefills, rank)
     if rng.random() < CANCELLED:
         enough = rng.randrange(ask.tokens)
-        await asyncio.sleep(rng.choice((0, 0, 0.003, 0.01)))
+        await asyncio.sleep(rng.choice((0, 0, 0.003, 0.01)))  # cancelled at any point
         await reply.until(lambda reply: reply.over or len(reply.token_ids) >= enough)
         await (await cluster.client(rank)).cancel(ask.request_id)
     await reply.end()

@@ -1,6 +1,5 @@
 """An OTLP collector: a gRPC server that keeps the spans it is sent."""
 
-import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from kit.polling import until
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -59,17 +59,15 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         found = [each for each in self.spans if bytes(each.span.trace_id).hex() == trace_id]
         return sorted(found, key=lambda each: each.span.start_time_unix_nano)
 
-    async def until(
-        self, trace_id: str, counts: Mapping[str, int], deadline_s: float = 60
-    ) -> list[Received]:
+    async def until(self, trace_id: str, counts: Mapping[str, int]) -> list[Received]:
         """Return the trace's spans once there are so many of each name. Each process sends its own
         when it likes."""
-        async with asyncio.timeout(deadline_s):
-            while True:
-                found = self.of_trace(trace_id)
-                if Counter(counts) <= Counter(each.name for each in found):
-                    return found
-                await asyncio.sleep(0.05)
+
+        def whole() -> list[Received] | None:
+            found = self.of_trace(trace_id)
+            return found if Counter(counts) <= Counter(each.name for each in found) else None
+
+        return await until(whole, lambda: Counter(e.name for e in self.of_trace(trace_id)))
 
 
 def _value(value: Any) -> Any:

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import torch
 from deploy.collector import Collector, Received, collecting
+from kit.polling import until_asked
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.telemetry_options import TelemetryOptions
@@ -101,17 +102,12 @@ def lines_of(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 async def access_line(cluster: Cluster, request_id: str) -> dict[str, Any]:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            found = [
-                line
-                for line in lines_of(cluster)
-                if line["logger"] == "baton.access" and line["request_id"] == request_id
-            ]
-            if found:
-                (line,) = found
-                return line
-            await asyncio.sleep(0.05)
+    def found() -> list[dict[str, Any]]:
+        lines = [line for line in lines_of(cluster) if line["logger"] == "baton.access"]
+        return [line for line in lines if line["request_id"] == request_id]
+
+    (line,) = await until_asked(found)
+    return line
 
 
 async def test_a_cluster_traces_and_logs_its_requests(model: Path) -> None:
@@ -249,6 +245,7 @@ def no_secret_is_in_any_line(traced: Traced) -> None:
 
 @pytest.fixture(autouse=True)
 def _python_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a sampler of the environment decide nothing here."""
+    """Let a sampler of the environment decide nothing here, and let no span wait for others."""
     monkeypatch.delenv("OTEL_TRACES_SAMPLER", raising=False)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # by default 5,000 ms
     yield

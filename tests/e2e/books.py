@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+from kit.polling import until_asked
+
 from baton.deploy.cluster.cluster import Cluster
 from baton.engine.layout.owners import Owner
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
@@ -25,12 +27,13 @@ async def settled_findings(cluster: Cluster) -> list[str]:
 
 async def _everyone(cluster: Cluster) -> list[dict[str, str]]:
     """The workers, once none is missing: one that was killed is started again by Ray."""
-    async with asyncio.timeout(RETURN_S):
-        while True:
-            workers = cluster.router.server_info()["workers"]
-            if {w["worker_id"] for w in workers if w["ready"]} == set(cluster.workers):
-                return list(workers)
-            await asyncio.sleep(0.05)
+
+    def all_there() -> list[dict[str, str]] | None:
+        workers: list[dict[str, str]] = cluster.router.server_info()["workers"]
+        ready = {w["worker_id"] for w in workers if w["ready"]}
+        return workers if ready == set(cluster.workers) else None
+
+    return await until_asked(all_there)
 
 
 async def _audit(worker: dict[str, str], operator: Credentials) -> list[str]:
@@ -63,4 +66,4 @@ async def _kept(stub: worker_pb2_grpc.WorkerStub) -> list[str]:
         passing = any(owner == Owner.QUARANTINE for owner, _ in kept)
         if not passing or time.monotonic() > deadline_s:
             return [finding for _, finding in kept]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # its time is up at the deadline above

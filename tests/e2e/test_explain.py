@@ -2,12 +2,12 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from e2e.clients import DEADLINE_S, prompts_of
+from kit.polling import until_asked
 
 from baton.bench.cluster.stream_client import exchange
 from baton.deploy.cluster.cluster import Cluster
@@ -72,7 +72,4 @@ async def _ask(cluster: Cluster, prompt: list[int], name: str) -> Mapping[str, A
 
 async def _until_known(cluster: Cluster) -> None:
     """Wait until the router knows of a state."""
-    until = time.monotonic() + DEADLINE_S
-    while not (await asyncio.to_thread(cluster.router.server_info))["router"]["cached_prefixes"]:
-        assert time.monotonic() < until, "the router knows of no state"
-        await asyncio.sleep(0.05)
+    await until_asked(lambda: cluster.router.server_info()["router"]["cached_prefixes"])

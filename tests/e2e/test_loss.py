@@ -3,12 +3,12 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
+from kit.polling import until_asked
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -50,12 +50,6 @@ def reasoned_list(tokenizer: Tokenizer, seed: int) -> SamplingParams:
     )
 
 
-async def _until(true: Callable[[], bool], deadline_s: float) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not true():
-            await asyncio.sleep(0.05)
-
-
 def _incarnations(cluster: Cluster) -> dict[str, int]:
     workers = cluster.router.server_info()["workers"]
     return {w["worker_id"]: w["incarnation"] for w in workers if w["ready"]}
@@ -79,7 +73,7 @@ async def _back(cluster: Cluster, worker_id: str, before: dict[str, int]) -> Non
         now = _incarnations(cluster)
         return now.keys() == before.keys() and now[worker_id] > before[worker_id]
 
-    await _until(healed, RETURN_S)
+    await until_asked(healed)
     now = _incarnations(cluster)
     assert {k: v for k, v in now.items() if k != worker_id} == {
         k: v for k, v in before.items() if k != worker_id
@@ -110,7 +104,7 @@ async def test_a_decode_rank_is_killed_under_load(
             | {"guided_grammar": sampling.grammar.text}
         )  # fmt: skip
     asked = [asyncio.create_task(complete(cluster.http_url, body, DEADLINE_S)) for body in bodies]
-    await _until(lambda: _running(cluster, "decode-1") == 4, DEADLINE_S)
+    await until_asked(lambda: _running(cluster, "decode-1") == 4)
     cluster.kill("decode-1")
     answers = await asyncio.gather(*asked)
     tokens = [list(answer.token_ids) for answer in answers]

@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-import time
 
 import pytest
 from e2e.clients import DEADLINE_S, prompts_of
+from kit.polling import until_asked
 
 from baton.bench.cluster.stream_client import StreamedAnswer, exchange
 from baton.core.sampling_params import SamplingParams
@@ -51,11 +51,8 @@ async def _ask(cluster: Cluster, prompt: list[int]) -> StreamedAnswer:
 
 async def _until_known(cluster: Cluster, least: int) -> None:
     """Wait until the router knows of `least` states or more, or of none."""
-    until = time.monotonic() + DEADLINE_S
-    while True:
-        router = (await asyncio.to_thread(cluster.router.server_info))["router"]
-        known = router["cached_prefixes"]
-        if known >= least if least else not known:
-            return
-        assert time.monotonic() < until, f"the router knows of {known} states"
-        await asyncio.sleep(0.05)
+
+    def known() -> int:
+        return int(cluster.router.server_info()["router"]["cached_prefixes"])
+
+    await until_asked(lambda: known() >= least if least else not known(), known)

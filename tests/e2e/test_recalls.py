@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from deploy.several_routers import Load
 from deploy.test_scaling import Heard
 from e2e.clients import assert_same_where_it_went_on, prompts_of
+from kit.polling import until_asked
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -53,20 +54,14 @@ def returns(cluster: Cluster) -> float:
     return total([cluster.router.metrics()], "baton_router_returns_total")
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not await asyncio.to_thread(true):
-            await asyncio.sleep(0.02)
-
-
 async def join(cluster: Cluster) -> float:
     """Take decode-1 out until decode-0 is full, then back; return the seconds until both share."""
     drain, undrain = cluster.rolling.drain, cluster.rolling.undrain
     await asyncio.to_thread(drain, "decode-1", 0.0, Heard())
-    await until(lambda: placed(cluster).get("decode-0", 0) > PLACES)
+    await until_asked(lambda: placed(cluster).get("decode-0", 0) > PLACES)
     await asyncio.to_thread(undrain, "decode-1", Heard())
     joined = time.monotonic()
-    await until(lambda: 0 < max(placed(cluster).values()) <= PLACES)
+    await until_asked(lambda: 0 < max(placed(cluster).values()) <= PLACES)
     return time.monotonic() - joined
 
 
@@ -133,8 +128,8 @@ async def test_a_full_rank_is_relieved_and_nothing_is_lost_or_run_twice_when_ran
         reborn = partial(is_later, cluster, rank, incarnation(cluster, rank))
         killed.add(cluster.pid(rank))
         cluster.kill(rank)
-        await until(reborn)
-        await asyncio.sleep(rng.uniform(0.0, 0.3))
+        await until_asked(reborn)
+        await asyncio.sleep(rng.uniform(0.0, 0.3))  # at any time
     await load.stop()
     asked, found = map(list, zip(*load.answers, strict=True))
     wanted = [expected[tuple(prompt)] for prompt in asked]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from e2e.clients import http_greedy, prompts_of
+from kit.polling import until
 
 from baton.bench.request_replay.replay import replay
 from baton.deploy.cluster.cluster import Cluster
@@ -43,19 +44,16 @@ async def test_a_profile_of_each_worker_lies_where_the_reply_says(
 
 async def _lines(dump: Path, count: int) -> list[str]:
     """Return the lines of a dump once there are so many: a thread writes them."""
-    async with asyncio.timeout(DEADLINE_S):
-        while len(lines := dump.read_text().splitlines()) < count:
-            await asyncio.sleep(0.02)
-    return lines
+    await until(lambda: len(dump.read_text().splitlines()) >= count)
+    return dump.read_text().splitlines()
 
 
 async def _settled(cluster: Cluster, dump: Path) -> int:
     """Return the number of lines once all earlier requests are among them."""
     await http_greedy(cluster, [[7] * MARK], 1)
-    async with asyncio.timeout(DEADLINE_S):
-        while json.loads((lines := await _lines(dump, 2))[-1])["prompt_tokens"] != MARK:
-            await asyncio.sleep(0.02)
-    return len(lines)
+    await _lines(dump, 2)
+    await until(lambda: json.loads(dump.read_text().splitlines()[-1])["prompt_tokens"] == MARK)
+    return len(dump.read_text().splitlines())
 
 
 async def _replayed(cluster: Cluster, dump: Path, seed: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
+from kit.polling import until_asked
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -70,9 +71,7 @@ async def cluster(cluster: Cluster) -> Cluster:
 async def _placed_on(cluster: Cluster, worker: str) -> None:
     """Wait until a request is placed there."""
     had = _counted(cluster, "baton_router_placements_total", worker)
-    async with asyncio.timeout(DEADLINE_S):
-        while _counted(cluster, "baton_router_placements_total", worker) == had:
-            await asyncio.sleep(0.05)
+    await until_asked(lambda: _counted(cluster, "baton_router_placements_total", worker) != had)
 
 
 @asynccontextmanager
@@ -126,9 +125,7 @@ async def test_decode_ranks_join_and_leave_under_load(
             long = await _tokens(lines, 2)
             replaced = _counted(cluster, "baton_router_retries_total", "decode-2")
             leaving = asyncio.create_task(_scale(cluster, Role.DECODE, 1, DEADLINE_S))
-            async with asyncio.timeout(DEADLINE_S):
-                while _states(cluster).get("decode-2") != "draining":
-                    await asyncio.sleep(0.01)
+            await until_asked(lambda: _states(cluster).get("decode-2") == "draining")
             long += await _tokens(lines, LONG)
         await leaving
         assert [long] == _expected(engine, prompts[:1], LONG)
@@ -176,9 +173,7 @@ async def test_two_prefill_workers_and_two_ranks_say_what_one_engine_says(
     assert await http_greedy(cluster, prompts[:4], N, **sampled) == [
         list(output.token_ids) for output in outputs
     ]
-    async with asyncio.timeout(DEADLINE_S):
-        while _channels_of_prefills(cluster) != {"nixl"}:
-            await asyncio.sleep(0.05)
+    await until_asked(lambda: _channels_of_prefills(cluster) == {"nixl"})
     async with _stream_of_requests(cluster, prompts, expected):
         await _scale(cluster, Role.PREFILL, 1)
     assert set(_states(cluster)) == {"prefill-0", "decode-0", "decode-1"}
