@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from kit.polling import wait_until
+from kit.ports import free_port
 
 DEADLINE_S = 150.0
 RAY = str(Path(sys.executable).parent / "ray")
@@ -35,6 +36,8 @@ class SomeRay:
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
+            # A node whose processes are gone is lost after five questions, by default each 3 s.
+            "RAY_health_check_period_ms": "300",
         }
 
     def start(self, host: str, *options: str) -> None:
@@ -77,16 +80,12 @@ def some_ray(folder: Path, head: str, *options: str) -> Iterator[SomeRay]:
     """Start a head that asks for a token, and end it with all nodes that have joined."""
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    with socket.create_server((head, 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(head)
     ray = SomeRay(f"{head}:{port}", token)
     with ExitStack() as stack:
         stack.callback(ray.kill_all)
         ray.start(head, "--head", "--port", str(port), "--include-dashboard", "false", *options)
-        until = time.monotonic() + DEADLINE_S
-        while not _listens(head, port):
-            assert time.monotonic() < until, "Ray's head does not come up"
-            time.sleep(0.1)
+        wait_until(lambda: _listens(head, port), lambda: "Ray's head does not come up")
         yield ray
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from deploy.some_ray import DEADLINE_S, some_ray
 from deploy.tiny_worker import GRID, prompt, served
+from kit.polling import until_asked
 
 from baton.bench.cluster.scrape import total
 from baton.bench.cluster.stream_client import complete
@@ -39,17 +38,6 @@ def workers(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 def host_of(worker: dict[str, Any]) -> str:
     return str(worker["address"]).rpartition(":")[0]
-
-
-async def until(true: Callable[[], bool], what: Callable[[], object] = str) -> None:
-    """Wait for a condition, asked on another thread: the streams of this one go on meanwhile.
-
-    what: describes what there is instead, in case it does not come.
-    """
-    until_s = time.monotonic() + DEADLINE_S
-    while not await asyncio.to_thread(true):
-        assert time.monotonic() < until_s, f"not within {DEADLINE_S:g} s; {what()}"
-        await asyncio.sleep(0.1)
 
 
 async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
@@ -100,7 +88,7 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
             monkeypatch.setenv(name, value)
         ray.join(OTHER, "--num-cpus", "2")
         ray_start.connect(ray_start.RayConfig(ray.address))
-        await until(lambda: len(living_nodes()) == 2)
+        await until_asked(lambda: len(living_nodes()) == 2)
         ray_start.leave()
         with Cluster(cluster_config(tiny, ray.address)) as cluster:
             before = workers(cluster)
@@ -113,16 +101,18 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
                 assert await ask(cluster, prompts[rank], 8, routed_dp_rank=rank) == right[rank][:8]
                 assert placements(cluster, rank) == had + 1
             streams = [asyncio.create_task(ask(cluster, ids, LONG)) for ids in prompts]
-            await until(lambda: placements(cluster, 0) + placements(cluster, 1) >= 2 + len(streams))
+            await until_asked(
+                lambda: placements(cluster, 0) + placements(cluster, 1) >= 2 + len(streams)
+            )
             await asyncio.to_thread(ray.kill, OTHER)
             assert await asyncio.gather(*streams) == right
             lost = {name for name, worker in before.items() if host_of(worker) == OTHER}
-            await until(
+            await until_asked(
                 lambda: returned(workers(cluster), before, lost),
                 lambda: (processes_of(cluster.handles), living_nodes(), workers(cluster).keys()),
             )
             assert await ask(cluster, prompts[0], 8) == right[0][:8]
-            await until(lambda: reaches_all(cluster, 1), lambda: cluster.routers.http_urls)
+            await until_asked(lambda: reaches_all(cluster, 1), lambda: cluster.routers.http_urls)
             assert router_hosts(cluster) == [HEAD, HEAD]
             moved = cluster.routers.http_urls[1]
             assert moved != second
@@ -133,15 +123,17 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
                 await asyncio.to_thread(cluster.scale, Role.DECODE, 4, 1.0)
             assert workers(cluster).keys() == before.keys()
             ray.join(OTHER, "--num-cpus", "1")  # as its operator does, once it is there again
-            await until(lambda: len(living_nodes()) == 2)
+            await until_asked(lambda: len(living_nodes()) == 2)
             await asyncio.to_thread(cluster.scale, Role.DECODE, 3, 1.0)
             assert host_of(workers(cluster)["decode-2"]) == OTHER
             assert await ask(cluster, prompts[0], 8, routed_dp_rank=2) == right[0][:8]
             assert await ask(cluster, prompts[0], 8, at=moved, routed_dp_rank=2) == right[0][:8]
             await asyncio.to_thread(ray.kill, OTHER)  # nowhere else is a CPU free
             watch = MemberWatch(cluster)
-            await until(lambda: "asks for 1 CPU" in str(watch.describe()["decode-2"]["lacks"]),
-                        watch.describe)  # fmt: skip
+            await until_asked(
+                lambda: "asks for 1 CPU" in str(watch.describe()["decode-2"]["lacks"]),
+                watch.describe,
+            )
             told = watch.describe()
             assert f"node {HEAD} has 5 CPU, 0 free" in str(told["decode-2"]["lacks"])
             assert told["decode-2"]["host_lost"] and told["decode-2"]["host"] == OTHER
