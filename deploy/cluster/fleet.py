@@ -259,7 +259,8 @@ class Fleet:
             return config
         worker_id = member.worker_id
         if config.engine.memory_bytes is None:
-            left = self._memory_budget.left(self.pids) // config.engine.tp
+            left = self._memory_budget.left(self.pids, config.engine.host_tier_bytes)
+            left //= config.engine.tp
             config = replace(config, engine=replace(config.engine, memory_bytes=left))
         self._memory_budget.add(worker_id, check_fits(worker_id, config.engine))
         check_together(self.budgets, config.engine.host_tier_bytes)

@@ -28,15 +28,18 @@ class MemoryBudget:
     def remove(self, worker_id: str) -> None:
         self._budgets.pop(worker_id, None)
 
-    def left(self, pids: Mapping[str, int]) -> int:
+    def left(self, pids: Mapping[str, int], beside: int = 0) -> int:
         """Return the bytes for one more worker: another's share, if so much is free and not
         promised.
 
-        pids: the process ids of the running workers, by worker_id.
+        pids: the process ids of the running workers, by worker_id. beside: the bytes that each
+        worker takes beside its share, as for copies of prefixes.
         """
         free = available_memory(torch.device("cpu"))
         taken = {name: _resident(pid) for name, pid in pids.items()}
-        due = sum(max(0, budget - taken.get(name, 0)) for name, budget in self._budgets.items())
+        due = beside + sum(
+            max(0, budget + beside - taken.get(name, 0)) for name, budget in self._budgets.items()
+        )
         return max(0, min(max(self._budgets.values()), free - due))
 
 

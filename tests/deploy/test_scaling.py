@@ -175,6 +175,10 @@ def test_a_worker_that_joins_gets_no_memory_that_others_were_promised(
     assert 0.5 * rss < shares.left(mine) < 1.5 * rss
     free = 2 * rss
     assert shares.left(mine) == 0
+    free = 8 * rss  # a is to take 4 more, b 4, and the new one a tier of 1
+    assert shares.left(mine, beside=rss) == 0
+    free = 12 * rss
+    assert 2.5 * rss < shares.left(mine, beside=rss) < 3.5 * rss
     shares.remove("b")
     free = 7 * rss
     assert shares.left(mine) > 3.5 * rss
