@@ -32,6 +32,7 @@ from baton.kernels.triton.moe_routing import (
 from baton.kernels.triton.norm import rms_norm
 from baton.kernels.triton.rope import apply_partial_rope, apply_rope
 from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.triton.ssd import chunk_tokens
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int, int], make: Maker) -> 
     plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize
     per_state = heads * head_dim * state
-    states = 4 * 4 * per_state * -(-sizes.prompt // chunk)  # two passes, each read and written
+    # What enters each chunk is written and read.
+    states = 2 * size * per_state * -(-sizes.prompt // chunk_tokens(chunk))
     return [
         KernelCase(
             "mamba2_step",
