@@ -1,12 +1,16 @@
 """RMS norms on a GPU; see baton.kernels.norm."""
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
+
+# Channels of one program that normalises groups, unless one group has more.
+_TOGETHER = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -43,11 +47,13 @@ def gated_norm(
     tokens, channels = y.shape
     out = y.new_empty((tokens, channels))
     if out.numel():
-        _gated_norm[(tokens, channels // group_size)](
+        width = block(group_size)
+        together = max(1, _TOGETHER // width)
+        _gated_norm[(tokens, triton.cdiv(channels // group_size, together))](
             packed(y), packed(z), weight, out, eps, y.stride(0), z.stride(0), channels,
             group_size, SHARED=weight is not None and weight.shape[0] != channels,
-            BEFORE=norm_before_gate, SILU=silu, BLOCK=block(group_size),
-            num_warps=_warps(group_size),
+            BEFORE=norm_before_gate, SILU=silu, GROUPS=together, BLOCK=width,
+            num_warps=_warps(together * width),
         )  # fmt: skip
     return out
 
@@ -94,20 +100,22 @@ def _gated_norm(
     SHARED: tl.constexpr,
     BEFORE: tl.constexpr,
     SILU: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gate and normalise one group of one token."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    within = tl.arange(0, BLOCK)
-    inside = within < group_size
-    c = group * group_size + within
+    """Gate and normalise some groups of one token."""
+    row = tl.program_id(0).to(tl.int64)
+    first = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[:, None] * group_size
+    within = tl.arange(0, BLOCK)[None, :]
+    c = first + within
+    inside = (first < channels) & (within < group_size)
     value = tl.load(y + row * y_stride + c, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(z + row * z_stride + c, mask=inside, other=0.0).to(tl.float32)
     gate = sigmoid(gate) * gate if SILU else sigmoid(gate)
     if not BEFORE:
         value *= gate
     if weight is not None:
-        mean = tl.sum(value * value, axis=0) / group_size
+        mean = tl.sum(value * value, axis=1, keep_dims=True) / group_size
         scale = tl.load(weight + (within if SHARED else c), mask=inside, other=0.0)
         value *= tl.rsqrt(mean + eps) * scale.to(tl.float32)
     if BEFORE:
