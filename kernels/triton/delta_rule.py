@@ -1,13 +1,15 @@
 """The gated delta rule over prompts on a GPU; see baton.kernels.gated_delta.
 
-Six launches: cumulative logarithms of the decays; the decayed products of queries and keys with
-keys; the inverses of the triangular systems, one a chunk and head; what they make of the values and
-keys; the states passed from chunk to chunk, with the corrections that they make; the outputs.
+Five launches: the decayed products of queries and keys with keys; the inverses of the triangular
+systems, one a chunk and head; what they make of the values and keys; the states passed from chunk
+to chunk, with the corrections that they make; the outputs. Before them, where every key channel has
+its own decay: cumulative logarithms of the decays.
 Products of bfloat16 inputs are taken in bfloat16 and summed in float32; states, decays and inverses
 are float32.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,16 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.gated_delta import CHUNK
-from baton.kernels.triton.arithmetic import (
-    decay_between,
-    dot,
-    in_halves,
-    narrow,
-    sigmoid,
-    softplus,
-)
+from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.delta_inverse import SOLVED, invert
-from baton.kernels.triton.delta_update import unit
+from baton.kernels.triton.delta_scores import accumulate, scores_of_channels, scores_of_heads
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
@@ -32,28 +27,83 @@ from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 _CHANNELS = 32  # whose decays one program sums
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """The tensors that one launch leaves for the next. T tokens, Hv heads; all of what follows is
-    written once.
+class _ChannelDecays(NamedTuple):
+    """Decays of key channels.
 
-    logs, rests: [T, Hv, K or 1] float32, from the chunk's start; the logarithms are their sums
-    rates:       [T, Hv] float32
-    values:      [T, Hv, V], the corrections, had the chunk begun from nothing; then as they are
-    keys:        [T, Hv, K], what they lose for each unit of the entering state
-    scores:      [2, chunks, Hv, CHUNK, CHUNK] float32, of queries and keys with keys
-    inverses:    [chunks, Hv, CHUNK, CHUNK], with the rates of their columns
-    entries:     [chunks, Hv, K, V], the states that enter the chunks
+    logs, rests: [T, Hv, K] float32, from the chunk's start; the logarithms are their sums. No rests
+                 where inputs have fewer digits than float32
     """
 
     logs: Tensor
-    rests: Tensor
+    rests: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """The tensors that one launch leaves for the next. T tokens, Hv heads; D is K where every key
+    channel has its own decay, or 1.
+
+    by_channel:   only with D = K
+    rates:        [T, Hv] float32
+    q_scores:     [chunks, Hv, CHUNK, CHUNK], of queries with keys
+    k_scores:     [chunks, Hv, CHUNK, CHUNK] float32, of keys with keys
+    entering, leaving, reading: of keys from the chunk's start and to its end, of queries from its
+                  start. With D = K the rows [T, Hv, K], decayed; with D = 1 their scales [T, Hv]
+                  float32. Lengths are taken in
+    ends:         [chunks, Hv, D] float32, the decays of whole chunks
+    inverses:     [chunks, Hv, CHUNK, CHUNK], with the rates of their columns
+    values:       [T, Hv, V], the corrections, had the chunk begun from nothing; then as they are
+    keys:         [T, Hv, K], what they lose for each unit of the entering state; with D = K in the
+                  place of `entering`
+    entries:      [chunks, Hv, K, V], the states that enter the chunks
+    """
+
+    by_channel: _ChannelDecays | None
     rates: Tensor
+    q_scores: Tensor
+    k_scores: Tensor
+    entering: Tensor
+    leaving: Tensor
+    reading: Tensor
+    ends: Tensor
+    inverses: Tensor
     values: Tensor
     keys: Tensor
-    scores: Tensor
-    inverses: Tensor
     entries: Tensor
+
+
+def _terms_of(v: Tensor, K: int, chunks: int, channels: bool) -> _Terms:
+    """Return uninitialised terms for values [T, Hv, V]."""
+    tokens, heads, V = v.shape
+
+    def floats(*shape: int) -> Tensor:
+        return v.new_empty(shape, dtype=torch.float32)
+
+    def decayed() -> Tensor:
+        return v.new_empty((tokens, heads, K)) if channels else floats(tokens, heads)
+
+    by_channel = None
+    if channels:
+        by_channel = _ChannelDecays(
+            logs=floats(tokens, heads, K),
+            rests=floats(tokens, heads, K) if v.dtype == torch.float32 else None,
+        )
+    entering = decayed()
+    squares = (chunks, heads, CHUNK, CHUNK)
+    return _Terms(
+        by_channel=by_channel,
+        rates=floats(tokens, heads),
+        q_scores=v.new_empty(squares),
+        k_scores=floats(*squares),
+        entering=entering,
+        leaving=decayed(),
+        reading=decayed(),
+        ends=floats(chunks, heads, K if channels else 1),
+        inverses=v.new_empty(squares),
+        values=v.new_empty((tokens, heads, V)),
+        keys=entering if channels else v.new_empty((tokens, heads, K)),
+        entries=v.new_empty((chunks, heads, K, V)),
+    )
 
 
 def gated_delta_prompts(
@@ -75,224 +125,65 @@ def gated_delta_prompts(
     key_heads, K = k.shape[1:]
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     channels = g.numel() != beta.numel()
-    width = K if channels else 1
-    logs, rests = (v.new_empty((tokens, heads, width), dtype=torch.float32) for _ in range(2))
-    terms = _Terms(
-        logs=logs,
-        rests=rests,
-        rates=v.new_empty((tokens, heads), dtype=torch.float32),
-        values=v.new_empty((tokens, heads, V)),
-        keys=v.new_empty((tokens, heads, K)),
-        scores=v.new_empty((2, chunks.count, heads, CHUNK, CHUNK), dtype=torch.float32),
-        inverses=v.new_empty((chunks.count, heads, CHUNK, CHUNK)),
-        entries=v.new_empty((chunks.count, heads, K, V)),
-    )
-    A, dt_bias = decay if decay is not None else (None, None)
+    terms = _terms_of(v, K, chunks.count, channels)
     BLOCK_K, BLOCK_V = block(K, SMALLEST_DOT), block(V, SMALLEST_DOT)
-    columns = min(32, BLOCK_V)
     per_key_head = heads // key_heads
-    widths = {"K": K, "V": V, "BLOCK_K": BLOCK_K, "CHUNK": CHUNK}
+    widths = {"K": K, "V": V, "BLOCK_K": BLOCK_K, "CHUNK": CHUNK, "CHANNELS": channels}
     grid = (heads, chunks.count)
     q, k, v = packed(q), packed(k), packed(v)
     if tokens:
-        part = min(_CHANNELS, BLOCK_K) if channels else 1
-        _accumulate[(triton.cdiv(K, part) if channels else 1, *grid)](
-            packed(g), packed(beta), A, dt_bias, logs, rests, terms.rates, chunks.starts,
-            g.stride(0), beta.stride(0), heads, width,
-            CHUNK=CHUNK, BLOCK=part, num_warps=4,
+        decays = (packed(g), packed(beta), *(decay or (None, None)))
+        scores = (
+            terms.q_scores, terms.k_scores, terms.entering, terms.leaving, terms.reading,
+            terms.ends, chunks.starts, q.stride(0), k.stride(0),
         )  # fmt: skip
-        keys = (q, k, logs, rests, *terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
-        rest = (per_key_head, K, K**-0.5)
-        if channels:
-            _channel_scores[(CHUNK // SOLVED.value, *grid)](
-                *keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=8
-            )
+        sizes = (heads, per_key_head, K, K**-0.5)
+        blocks = {"BLOCK_K": BLOCK_K, "CHUNK": CHUNK}
+        if terms.by_channel is None:
+            scores_of_heads[grid](
+                q, k, *decays, terms.rates, *scores, g.stride(0), beta.stride(0), *sizes, **blocks,
+                num_warps=4,
+            )  # fmt: skip
         else:
-            _scores[grid](*keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=4)
+            part = min(_CHANNELS, BLOCK_K)
+            accumulate[(BLOCK_K // part, *grid)](
+                *decays, *terms.by_channel, terms.rates, chunks.starts, g.stride(0),
+                beta.stride(0), heads, K, CHUNK=CHUNK, BLOCK=part, num_warps=2,
+            )  # fmt: skip
+            scores_of_channels[grid](
+                q, k, *terms.by_channel, *scores, *sizes, **blocks, num_warps=8, num_stages=1
+            )
         invert[grid](
-            terms.scores[1], terms.rates, terms.inverses, chunks.starts, heads,
+            terms.k_scores, terms.rates, terms.inverses, chunks.starts, heads,
             CHUNK=CHUNK, num_warps=1,
         )  # fmt: skip
         _correct[grid](
-            k, v, logs, terms.inverses, terms.values, terms.keys, chunks.starts,
+            k, v, terms.entering, terms.inverses, terms.values, terms.keys, chunks.starts,
             k.stride(0), v.stride(0), heads, per_key_head,
-            BLOCK_V=BLOCK_V, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
+            BLOCK_V=BLOCK_V, **widths, num_warps=4, num_stages=1,
         )  # fmt: skip
+    columns = min(32, BLOCK_V)
     _pass_states[(triton.cdiv(V, columns), heads, chunks.read_slots.shape[0])](
-        k, logs, rests, terms.values, terms.keys, terms.entries, packed(pool), chunks.starts,
-        chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots, chunks.has_initial,
-        k.stride(0), pool.stride(0), heads, per_key_head,
-        BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=2,
+        k, terms.leaving, terms.values, terms.keys, terms.ends, terms.entries, packed(pool),
+        chunks.starts, chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots,
+        chunks.has_initial, k.stride(0), pool.stride(0), heads, per_key_head,
+        BLOCK_V=columns, **widths, num_warps=4, num_stages=3 if v.itemsize == 2 else 2,
     )  # fmt: skip
     if tokens:
-        columns = min(64, BLOCK_V)
+        columns = min(128, BLOCK_V)
         _outputs[(triton.cdiv(V, columns), *grid)](
-            q, logs, terms.values, terms.entries, terms.scores[0], out, chunks.starts,
-            q.stride(0), heads, per_key_head, K**-0.5,
-            BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
+            q, terms.reading, terms.values, terms.entries, terms.q_scores, out, chunks.starts,
+            q.stride(0), heads, per_key_head,
+            BLOCK_V=columns, **widths, num_warps=4, num_stages=1,
         )  # fmt: skip
     return out
-
-
-@kernel
-def _accumulate(
-    g,
-    beta,
-    A,
-    dt_bias,
-    logs,
-    rests,
-    rates,
-    starts,
-    g_stride,
-    beta_stride,
-    heads,
-    width,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Compute, for some channels of one head of one chunk, cumulative log decays and the
-    corrections' rates."""
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    head = tl.program_id(1)
-    chunk = tl.program_id(2)
-    token = tl.load(starts + chunk) + tl.arange(0, CHUNK)
-    inside = token < tl.load(starts + chunk + 1)
-    in_block = inside[:, None] & (c < width)[None, :]
-    log = tl.load(g + token[:, None] * g_stride + head * width + c[None, :], mask=in_block, other=0)
-    log = log.to(tl.float32)
-    rate = tl.load(beta + token * beta_stride + head, mask=inside, other=0).to(tl.float32)
-    if A is not None:
-        log += tl.load(dt_bias + head * width + c, mask=c < width, other=0)[None, :]
-        log = tl.load(A + head) * softplus(log)
-        rate = sigmoid(rate)
-    # Summed in float64: a long sum of logarithms would lose the small ones.
-    summed, rest = in_halves(tl.cumsum(tl.where(in_block, log, 0.0).to(tl.float64), axis=0))
-    place = (token * heads + head)[:, None] * width + c[None, :]
-    tl.store(logs + place, summed, mask=in_block)
-    tl.store(rests + place, rest, mask=in_block)
-    if tl.program_id(0) == 0:
-        tl.store(rates + token * heads + head, rate, mask=inside)
-
-
-@triton.jit
-def _unit_rows(x, token, stride, head, inside, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load rows of [T, heads, K] at unit length: [tokens, BLOCK_K] float32, zeros outside."""
-    c = tl.arange(0, BLOCK_K)
-    mask = inside[:, None] & (c < K)[None, :]
-    rows = tl.load(x + token[:, None] * stride + head * K + c[None, :], mask=mask, other=0.0)
-    return unit(rows.to(tl.float32), 1)
-
-
-@kernel
-def _scores(
-    q,
-    k,
-    logs,
-    rests,
-    q_scores,
-    k_scores,
-    starts,
-    q_stride,
-    k_stride,
-    heads,
-    per_key_head,
-    K: tl.constexpr,
-    scale,
-    BLOCK_K: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Compute one chunk's scores of one head that has one decay: products, then decays."""
-    head = tl.program_id(0)
-    chunk = tl.program_id(1).to(tl.int64)
-    j = tl.arange(0, CHUNK)
-    token = tl.load(starts + chunk) + j
-    inside = token < tl.load(starts + chunk + 1)
-    log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
-    rest = tl.load(rests + token * heads + head, mask=inside, other=0.0)
-    decay = decay_between(log[:, None], rest[:, None], log[None, :], rest[None, :])
-    dtype = k.dtype.element_ty
-    key_head = head // per_key_head
-    keys = narrow(_unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K), dtype)
-    place = (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
-    tl.store(k_scores + place, dot(keys, tl.trans(keys)) * decay, mask=inside[:, None])
-    queries = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
-    products = dot(narrow(queries, dtype), tl.trans(keys)) * decay
-    tl.store(q_scores + place, products, mask=inside[:, None])
-
-
-@kernel
-def _channel_scores(
-    q,
-    k,
-    logs,
-    rests,
-    q_scores,
-    k_scores,
-    starts,
-    q_stride,
-    k_stride,
-    heads,
-    per_key_head,
-    K: tl.constexpr,
-    scale,
-    BLOCK_K: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """SOLVED rows of one chunk's scores of one head, where every key channel has its own decay.
-
-    With the keys before these rows, both sides are decayed to the first of them: neither factor can
-    overflow. Among themselves they are taken pair by pair.
-    """
-    head = tl.program_id(1)
-    chunk = tl.program_id(2).to(tl.int64)
-    start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
-    begin = start + tl.program_id(0) * SOLVED
-    if begin < end:
-        r, c, j = tl.arange(0, SOLVED), tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
-        in_k = c < K
-        token, source = begin + r, start + j
-        inside, before = token < end, source < begin
-        key_head = head // per_key_head
-        own_k = _unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K)
-        own_q = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
-        all_k = _unit_rows(k, source, k_stride, key_head, before, K, BLOCK_K)
-        at = (token * heads + head)[:, None] * K + c[None, :]
-        own_logs = tl.load(logs + at, mask=inside[:, None] & in_k[None, :], other=0.0)
-        own_rests = tl.load(rests + at, mask=inside[:, None] & in_k[None, :], other=0.0)
-        at = (begin * heads + head) * K + c
-        first = tl.load(logs + at, mask=in_k, other=0.0)[None, :]
-        first_rest = tl.load(rests + at, mask=in_k, other=0.0)[None, :]
-        at = (source * heads + head)[:, None] * K + c[None, :]
-        all_logs = tl.load(logs + at, mask=before[:, None] & in_k[None, :], other=0.0)
-        all_rests = tl.load(rests + at, mask=before[:, None] & in_k[None, :], other=0.0)
-        since = decay_between(own_logs, own_rests, first, first_rest)
-        until = all_k * decay_between(first, first_rest, all_logs, all_rests)
-        until = tl.trans(tl.where(before[:, None], until, 0.0))
-        own_queries, own_keys = dot(own_q * since, until), dot(own_k * since, until)
-        for other in range(SOLVED):
-            one = begin + other
-            if one < end:
-                key = tl.load(k + one * k_stride + key_head * K + c, mask=in_k, other=0.0)
-                key = unit(key.to(tl.float32), 0)
-                there = (one * heads + head) * K + c
-                log = tl.load(logs + there, mask=in_k, other=0.0)[None, :]
-                rest = tl.load(rests + there, mask=in_k, other=0.0)[None, :]
-                decayed = key[None, :] * decay_between(own_logs, own_rests, log, rest)
-                here = (source == one)[None, :]
-                own_queries += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
-                own_keys += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
-        place = (chunk * heads + head) * CHUNK * CHUNK
-        place += (token - start)[:, None] * CHUNK + j[None, :]
-        tl.store(q_scores + place, own_queries, mask=inside[:, None])
-        tl.store(k_scores + place, own_keys, mask=inside[:, None])
 
 
 @kernel
 def _correct(
     k,
     v,
-    logs,
+    entering,
     inverses,
     values,
     keys,
@@ -324,22 +215,23 @@ def _correct(
     own = tl.load(v + token[:, None] * v_stride + head * V + e[None, :], mask=in_values, other=0.0)
     place = (token * heads + head)[:, None]
     tl.store(values + place * V + e[None, :], narrow(dot(inverse, own), dtype), mask=in_values)
-    key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
     if CHANNELS:
-        key *= tl.exp(tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0))
+        key = tl.load(entering + place * K + c[None, :], mask=in_keys, other=0.0)
     else:
-        key *= tl.exp(tl.load(logs + token * heads + head, mask=inside, other=0.0))[:, None]
-    lost = narrow(dot(inverse, narrow(key, dtype)), dtype)
-    tl.store(keys + place * K + c[None, :], lost, mask=in_keys)
+        entered = tl.load(entering + token * heads + head, mask=inside, other=0.0)
+        at = token[:, None] * k_stride + (head // per_key_head) * K + c[None, :]
+        key = tl.load(k + at, mask=in_keys, other=0.0).to(tl.float32)
+        key = narrow(key * entered[:, None], dtype)
+    tl.store(keys + place * K + c[None, :], narrow(dot(inverse, key), dtype), mask=in_keys)
 
 
 @kernel
 def _pass_states(
     k,
-    logs,
-    rests,
+    leaving,
     values,
     keys,
+    ends,
     entries,
     pool,
     starts,
@@ -363,7 +255,8 @@ def _pass_states(
     are made; snapshots and the final state go to the pool."""
     head = tl.program_id(1)
     row = tl.program_id(2)
-    c, e = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    j, c = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    e = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     in_k, in_v = c < K, e < V
     whole = in_k[:, None] & in_v[None, :]
     part = (head * K + c)[:, None] * V + e[None, :]
@@ -371,39 +264,51 @@ def _pass_states(
     if tl.load(has_initial + row) != 0:
         source = pool + tl.load(read_slots + row) * slot_stride
         state = tl.load(source + part, mask=whole, other=0.0).to(tl.float32)
-    for chunk in range(tl.load(row_chunks + row), tl.load(row_chunks + row + 1)):
-        start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
-        token = start + tl.arange(0, CHUNK)
-        inside = token < end
-        entry = narrow(state, entries.dtype.element_ty)
-        tl.store(entries + chunk * heads * K * V + part, entry, mask=whole)
-        place = (token * heads + head)[:, None]
+    first, past = tl.load(row_chunks + row), tl.load(row_chunks + row + 1)
+    # Chunks between a row's first and its last are whole: no start is loaded in the loop.
+    begin, row_end = tl.load(starts + first), tl.load(starts + past)
+    second = tl.load(starts + first + 1, mask=first < past, other=0)
+    key_place = j[:, None] * (heads * K) + c[None, :]
+    value_place = j[:, None] * (heads * V) + e[None, :]
+    k += (head // per_key_head) * K
+    dtype = values.dtype.element_ty
+    # A chunk's decay and slot are loaded one chunk ahead.
+    if CHANNELS:
+        ends += head * K + c[:, None]
+        width, kept_in = K, in_k[:, None]
+    else:
+        ends += head
+        width, kept_in = 1, True
+    kept = tl.load(ends + first * heads * width, mask=kept_in & (first < past), other=0.0)
+    slot = tl.load(slots + first, mask=first < past, other=0)
+    for chunk in range(first, past):
+        start = tl.where(chunk == first, begin, second + (chunk - first - 1) * CHUNK)
+        end = tl.where(chunk == first, second, tl.minimum(start + CHUNK, row_end))
+        inside = j < end - start
         in_keys, in_values = inside[:, None] & in_k[None, :], inside[:, None] & in_v[None, :]
-        lost = tl.load(keys + place * K + c[None, :], mask=in_keys, other=0.0)
-        built = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
-        made = built.to(tl.float32) - dot(lost, narrow(state, lost.dtype))
-        tl.store(values + place * V + e[None, :], narrow(made, lost.dtype), mask=in_values)
-        key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
+        token = start * heads + head
+        lost = tl.load(keys + token * K + key_place, mask=in_keys, other=0.0)
+        built = tl.load(values + token * V + value_place, mask=in_values, other=0.0)
         if CHANNELS:
-            log = tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0)
-            rest = tl.load(rests + place * K + c[None, :], mask=in_keys, other=0.0)
-            at = ((end - 1) * heads + head) * K + c
-            last = tl.load(logs + at, mask=in_k, other=0.0)
-            last_rest = tl.load(rests + at, mask=in_k, other=0.0)
-            key *= decay_between(last[None, :], last_rest[None, :], log, rest)
-            state *= tl.exp(last)[:, None]
+            key = tl.load(leaving + token * K + key_place, mask=in_keys, other=0.0)
         else:
-            log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
-            rest = tl.load(rests + token * heads + head, mask=inside, other=0.0)
-            last = tl.load(logs + (end - 1) * heads + head)
-            last_rest = tl.load(rests + (end - 1) * heads + head)
-            key *= decay_between(last, last_rest, log, rest)[:, None]
-            state *= tl.exp(last)
-        state += dot(tl.trans(narrow(key, lost.dtype)), narrow(made, lost.dtype))
-        slot = tl.load(slots + chunk)
+            at = start * k_stride + j[:, None] * k_stride + c[None, :]
+            key = tl.load(k + at, mask=in_keys, other=0.0)
+            left = tl.load(leaving + token + j * heads, mask=inside, other=0.0)
+        next_chunk = tl.minimum(chunk + 1, past - 1)
+        next_kept = tl.load(ends + next_chunk * heads * width, mask=kept_in)
+        next_slot = tl.load(slots + next_chunk)
+        entry = narrow(state, dtype)
+        tl.store(entries + chunk * heads * K * V + part, entry, mask=whole)
+        made = built.to(tl.float32) - dot(lost, entry)
+        tl.store(values + token * V + value_place, narrow(made, dtype), mask=in_values)
+        if not CHANNELS:
+            made *= left[:, None]
+        state = state * kept + dot(tl.trans(key), narrow(made, dtype))
         if slot > 0:
             rounded = narrow(state, pool.dtype.element_ty)
             tl.store(pool + slot * slot_stride + part, rounded, mask=whole)
+        kept, slot = next_kept, next_slot
     rounded = narrow(state, pool.dtype.element_ty)
     tl.store(pool + tl.load(write_slots + row) * slot_stride + part, rounded, mask=whole)
 
@@ -411,7 +316,7 @@ def _pass_states(
 @kernel
 def _outputs(
     q,
-    logs,
+    reading,
     values,
     entries,
     scores,
@@ -420,7 +325,6 @@ def _outputs(
     q_stride,
     heads,
     per_key_head,
-    scale,
     K: tl.constexpr,
     V: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -437,18 +341,19 @@ def _outputs(
     inside = token < tl.load(starts + chunk + 1)
     in_k, in_v = c < K, e < V
     place = (token * heads + head)[:, None]
-    in_values = inside[:, None] & in_v[None, :]
-    made = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
+    in_keys, in_values = inside[:, None] & in_k[None, :], inside[:, None] & in_v[None, :]
     at = entries + ((chunk * heads + head) * K + c)[:, None] * V + e[None, :]
     entry = tl.load(at, mask=in_k[:, None] & in_v[None, :], other=0.0)
-    query = _unit_rows(q, token, q_stride, head // per_key_head, inside, K, BLOCK_K) * scale
     if CHANNELS:
-        at = logs + place * K + c[None, :]
-        query *= tl.exp(tl.load(at, mask=inside[:, None] & in_k[None, :], other=0.0))
+        query = tl.load(reading + place * K + c[None, :], mask=in_keys, other=0.0)
+        read = dot(query, entry)
     else:
-        query *= tl.exp(tl.load(logs + token * heads + head, mask=inside, other=0.0))[:, None]
+        at = token[:, None] * q_stride + (head // per_key_head) * K + c[None, :]
+        query = tl.load(q + at, mask=in_keys, other=0.0)
+        decays = tl.load(reading + token * heads + head, mask=inside, other=0.0)
+        read = dot(query, entry) * decays[:, None]
+    made = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
     at = scores + (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
     seen = (j[:, None] >= j[None, :]) & inside[:, None]
-    products = tl.load(at, mask=seen, other=0.0)
-    read = dot(narrow(query, made.dtype), entry) + dot(narrow(products, made.dtype), made)
+    read += dot(tl.load(at, mask=seen, other=0.0), made)
     tl.store(out + place * V + e[None, :], narrow(read, made.dtype), mask=in_values)
