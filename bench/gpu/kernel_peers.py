@@ -36,8 +36,9 @@ def peers(sizes: Sizes, make: Maker) -> dict[str, tuple[str, Call]]:
         found |= _experts(sizes, sizes.moe, make)
     if sizes.mamba is not None:
         found |= _mamba(sizes, sizes.mamba, make)
-    if sizes.delta is not None and not sizes.channel_decay:
-        found |= _delta(sizes, sizes.delta, make)
+    if sizes.delta is not None:
+        of_kind = _channel_delta if sizes.channel_decay else _delta
+        found |= of_kind(sizes, sizes.delta, make)
     return found
 
 
@@ -143,12 +144,12 @@ def _delta(
     fla = _module("fla.ops.gated_delta_rule")
     if fla is None:
         return {}
-    _, heads, K, V = shape
+    key_heads, heads, K, V = shape
 
     def inputs(batch: int, tokens: int) -> dict[str, torch.Tensor]:
         return {
-            "q": make.floats(batch, tokens, heads, K),
-            "k": make.floats(batch, tokens, heads, K),
+            "q": make.floats(batch, tokens, key_heads, K),
+            "k": make.floats(batch, tokens, key_heads, K),
             "v": make.floats(batch, tokens, heads, V),
             "g": -make.wide(batch, tokens, heads).abs(),
             "beta": make.wide(batch, tokens, heads).sigmoid(),
@@ -166,4 +167,41 @@ def _delta(
             "fla chunk_gated_delta_rule",
             lambda: fla.chunk_gated_delta_rule(**prompt, **options),
         ),
+    }
+
+
+def _channel_delta(
+    sizes: Sizes, shape: tuple[int, int, int, int], make: Maker
+) -> dict[str, tuple[str, Call]]:
+    """Return fla's calls of Kimi Delta Attention: ours add convolution, gate and norm. Decays and
+    rates are taken from projections inside, as by ours."""
+    fla = _module("fla.ops.kda")
+    if fla is None:
+        return {}
+    _, heads, K, V = shape
+
+    def inputs(batch: int, tokens: int) -> dict[str, torch.Tensor]:
+        return {
+            "q": make.floats(batch, tokens, heads, K),
+            "k": make.floats(batch, tokens, heads, K),
+            "v": make.floats(batch, tokens, heads, V),
+            "g": make.floats(batch, tokens, heads, K),
+            "beta": make.floats(batch, tokens, heads).sigmoid(),
+            "A_log": make.wide(heads),
+            "dt_bias": make.wide(heads * K),
+        }
+
+    token, prompt = inputs(sizes.decode_rows, 1), inputs(1, sizes.prompt)
+    state = make.wide(sizes.decode_rows, heads, K, V)
+    options = {
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+    }
+    return {
+        "delta_step": (
+            "fla fused_recurrent_kda",
+            lambda: fla.fused_recurrent_kda(**token, initial_state=state, **options),
+        ),
+        "delta_prefill": ("fla chunk_kda", lambda: fla.chunk_kda(**prompt, **options)),
     }
