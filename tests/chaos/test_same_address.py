@@ -16,8 +16,9 @@ import httpx
 import pytest
 from chaos.checked_load import checked_load, questions
 from chaos.served_hosts import ServedCluster
-from deploy.test_by_hand import BATON, ENGINE, certificates, free_port, ready, running
+from deploy.test_by_hand import BATON, ENGINE, certificates, ready, running
 from deploy.tiny_worker import DEADLINE_S, TINY
+from kit.ports import free_port
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.rpc.identity import ProcessRole

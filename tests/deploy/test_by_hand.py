@@ -8,7 +8,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,8 @@ import httpx
 import pytest
 from chaos.netns import network, unavailable
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, prompt, served
+from kit.polling import until_answered
+from kit.ports import free_port
 
 from baton.core.address import join_host_port
 from baton.deploy.certs.authority_folder import AuthorityFolder
@@ -37,11 +38,6 @@ def certificates(folder: Path) -> AuthorityFolder:
     for role, name in (("router", "router-0"), ("prefill", "prefill-0"), ("decode", "decode-0")):
         authority.issue(ProcessRole(role), name)
     return authority
-
-
-def free_port() -> int:
-    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -92,13 +88,14 @@ async def by_hand(
 
 async def ready(http: httpx.AsyncClient, started: "list[subprocess.Popen[str]]") -> None:
     """Wait until the router could answer a request."""
-    async with asyncio.timeout(START_S):
-        while True:
-            assert [process.poll() for process in started] == [None] * len(started)
-            with contextlib.suppress(httpx.TransportError):
-                if (await http.get("/ready")).status_code == 200:
-                    return
-            await asyncio.sleep(0.1)
+
+    async def is_ready() -> bool:
+        assert [process.poll() for process in started] == [None] * len(started)
+        with contextlib.suppress(httpx.TransportError):
+            return (await http.get("/ready")).status_code == 200
+        return False
+
+    await until_answered(is_ready)
 
 
 async def workers(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:

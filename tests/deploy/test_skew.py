@@ -14,13 +14,13 @@ from deploy.test_by_hand import (
     answers,
     certificates,
     expected,
-    free_port,
     ready,
     running,
     workers,
 )
 from deploy.tiny_worker import DEADLINE_S, prompt
 from google.protobuf import message_factory
+from kit.ports import free_port
 from previous_release import previous
 from previous_release.previous import MAJOR, MINOR, services, through
 
