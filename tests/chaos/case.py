@@ -10,6 +10,7 @@ from chaos.client import Reply
 from chaos.cluster import PAIRS, Ask, Cluster
 from chaos.fault_point import Act
 from chaos.node import DEADLINE_S
+from kit.polling import until_answered
 
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
@@ -138,12 +139,13 @@ class Run:
         reissued = await self._is_given_up()
         given_up_s = time.monotonic() - began
         if case.fault in (Fault.STOP, Fault.CUT):
-            await asyncio.sleep(max(0.0, PAST * self._lease_s - given_up_s))
+            left_s = PAST * self._lease_s - given_up_s
+            await asyncio.sleep(max(0.0, left_s))  # the fault outlasts a lease
         began = time.monotonic()
         await self._heal()
         for asked, reply in replies:
             await self._ends_right(asked, reply)
-        await self._pair_serves_again()
+        await self._cluster.serves_again(self._rng, "p0", "d0")
         healed_s = time.monotonic() - began
         await cluster.settled("p0", "p1", "d1")
         if reissued:
@@ -172,7 +174,7 @@ class Run:
             watch.go()
         match case.fault:
             case Fault.HICCUP:
-                await asyncio.sleep(SHORT * self._lease_s)
+                await asyncio.sleep(SHORT * self._lease_s)  # shorter than a lease
                 victim.resume()
                 self._long_hiccup = await cluster.held_up(case.victim)
             case Fault.CANCEL:
@@ -194,9 +196,11 @@ class Run:
     async def _stop_the_writer(self) -> None:
         """Once what it wrote is held up, or it has written all before it could be."""
         wire, writer = self._cluster["d0"], self._cluster["p0"]
-        async with asyncio.timeout(DEADLINE_S):
-            while not await wire.ask("held") and (await writer.books()).handoffs:
-                await asyncio.sleep(0.005)
+
+        async def is_late() -> bool:
+            return bool(await wire.ask("held")) or not (await writer.books()).handoffs
+
+        await until_answered(is_late)
         writer.stop()
 
     async def _cancel(self) -> None:
@@ -293,15 +297,3 @@ class Run:
         if case.victim == "p0" or case.fault is Fault.SPOIL:
             assert not fallback, f"{told}: p1 was there"
             assert "p0" in error.message or case.fault is Fault.SPOIL, told
-
-    async def _pair_serves_again(self) -> None:
-        """Wait until p0 and d0 answer again without a restart. The first requests may still hit
-        what the fault left."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                ask = Ask.draw(self._rng)
-                reply = await (await self._cluster.begin(ask, ["p0"], "d0")).end()
-                assert reply.token_ids == ask.answer[: len(reply.token_ids)]
-                if reply.whole:
-                    return
-                await asyncio.sleep(0.02)

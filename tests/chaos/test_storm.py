@@ -35,7 +35,7 @@ async def storm(cluster: Cluster, rng: random.Random, names: tuple[str, str]) ->
     """One of `names` after the other, or the same again; the other one is left alone."""
     faults = [fault for fault in AWAY if fault is not Fault.CUT or can_be_cut(cluster)]
     for _ in range(FAULTS):
-        await asyncio.sleep(rng.uniform(0.0, 0.5))
+        await asyncio.sleep(rng.uniform(0.0, 0.5))  # at any time
         name, fault, away_s = rng.choice(names), rng.choice(faults), rng.uniform(0.1, LONGEST)
         print(f"{fault} {name} for {away_s:.2f} leases")
         await strike(cluster, name, fault, away_s * cluster.lease_s)
@@ -49,12 +49,12 @@ async def strike(cluster: Cluster, name: str, fault: Fault, away_s: float) -> No
             await cluster.start(name)
         case Fault.STOP:
             node.stop()
-            await asyncio.sleep(away_s)
+            await asyncio.sleep(away_s)  # the fault itself
             node.resume()
         case Fault.CUT:
             assert cluster.net is not None
             await cluster.net.cut(name)
-            await asyncio.sleep(away_s)
+            await asyncio.sleep(away_s)  # the fault itself
             await cluster.net.mend(name)
 
 
@@ -72,7 +72,7 @@ async def answered(cluster: Cluster, rng: random.Random, ask: Ask) -> int:
             try:
                 reply = await cluster.begin(ask, prefills, rank, attempt=attempt, outputs=came)
             except aio.AioRpcError:  # nobody listens there now
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # before the next attempt, as a router does
                 continue
             await reply.end()
             came = came + reply.token_ids
@@ -82,7 +82,7 @@ async def answered(cluster: Cluster, rng: random.Random, ask: Ask) -> int:
             if reply.finished is not None:
                 error = reply.finished.error
                 assert error.code in CLEAR and error.message, reply.finished
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # before the next attempt, as a router does
     raise AssertionError(f"{ask.request_id} was never answered")
 
 
@@ -109,17 +109,5 @@ async def test_a_storm_loses_no_answer_and_leaves_nothing(seed: int, cluster: Cl
     assert again
     await cluster.settled()
     for pair in PAIRS:
-        await answered_by(cluster, rng, *pair)
+        await cluster.serves_again(rng, *pair)
     await cluster.settled()
-
-
-async def answered_by(cluster: Cluster, rng: random.Random, prefill: str, rank: str) -> None:
-    """This pair serves again, without a restart. The first to come may hit what the storm left."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            ask = Ask.draw(rng)
-            reply = await (await cluster.begin(ask, [prefill], rank)).end()
-            assert reply.token_ids == ask.answer[: len(reply.token_ids)]
-            if reply.whole:
-                return
-            await asyncio.sleep(0.02)
