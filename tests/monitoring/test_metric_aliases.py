@@ -289,5 +289,9 @@ async def test_a_worker_that_stands_alone_shows_them_at_its_own_port(tiny: Path)
 
 
 async def _page(http: httpx.AsyncClient) -> dict[str, float]:
-    families = text_string_to_metric_families((await http.get("/metrics")).text)
-    return {sample.name: sample.value for family in families for sample in family.samples}
+    """Return the sum of each metric's samples."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families((await http.get("/metrics")).text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
