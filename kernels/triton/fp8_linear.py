@@ -5,6 +5,8 @@ read once, in 8 bits. Many rows: pieces of the matrix are widened in memory, and
 them; a product of many rows takes so much longer than that.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -28,7 +30,7 @@ _PIECE = 64 << 20  # values that are widened at once
 _WIDENED = 2048  # values of one row that one program widens
 _BLOCK = tl.constexpr(WORDS)
 ONE, APART, CLOSE = range(3)
-"""How many scales a row has: one; one for a multiple of the inputs of a block of words; more."""
+"""The scales of a row: one; one for a multiple of the inputs of a block of words; or more."""
 
 
 def scales_of(weight: Fp8Words) -> int:
@@ -99,13 +101,26 @@ def _multiply_widened(x: Tensor, weight: Fp8Words, bias: Tensor | None, y: Tenso
 def widened(weight: Fp8Words, some: slice, dtype: torch.dtype) -> Tensor:
     """Return some rows of a matrix, in `dtype`: [rows, K]"""
     words, scales = weight.words[some], weight.scales[some]
-    rows, inner = words.shape[0], weight.inner
-    wide = torch.empty((rows, inner), dtype=dtype, device=words.device)
-    _widen[(rows, triton.cdiv(inner, _WIDENED))](
-        words, scales, wide, words.stride(0), inner, scales.shape[1], weight.group,
+    wide = torch.empty((words.shape[0], weight.inner), dtype=dtype, device=words.device)
+    _widen[(words.shape[0], triton.cdiv(weight.inner, _WIDENED))](
+        words, scales, wide, words.stride(0), weight.inner, scales.shape[1], weight.group,
         BLOCK=_WIDENED, num_warps=4,
     )  # fmt: skip
     return wide
+
+
+def widened_experts(weight: Fp8Words) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the matrices of some experts after those of others, with their places: [experts, O, K]
+    in the activations' dtype."""
+    experts, outputs, inner = weight.shape
+    rows = Fp8Words(
+        weight.words.flatten(0, 1), weight.scales.flatten(0, 1), weight.group, inner, weight.dtype
+    )
+    at_once = max(1, _PIECE // (outputs * inner))
+    for first in range(0, experts, at_once):
+        some = slice(first, min(experts, first + at_once))
+        own = slice(some.start * outputs, some.stop * outputs)
+        yield some, widened(rows, own, weight.dtype).view(-1, outputs, inner)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """The experts' feed-forward on a GPU, in blocks of tokens of one expert; see baton.kernels.moe."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -12,10 +12,14 @@ from baton.kernels.fp8_weight import Fp8Words
 from baton.kernels.linear import ExpertWeight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
 from baton.kernels.triton.fp8_experts import MOST_ROWS, NOTHING, RELU2, SWIGLU, multiply_fp8
+from baton.kernels.triton.fp8_linear import widened_experts
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment, assign
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
+_WIDENED_ROWS = 64
+"""The rows of a block of pairs from which experts in FP8 are widened first: their products take
+longer than that, and would widen each weight once for every few rows."""
 _COMBINED = 1024  # channels of one token that one program sums
 
 
@@ -54,7 +58,8 @@ def _through_experts(
         return out
     count, _, inner_width = w_out.shape
     rows = _block_rows(tokens * top_k, count)
-    if isinstance(w_in, Fp8Words) or isinstance(w_out, Fp8Words):
+    in_fp8 = isinstance(w_in, Fp8Words) or isinstance(w_out, Fp8Words)
+    if in_fp8 and rows < _WIDENED_ROWS:
         rows = min(rows, MOST_ROWS)
     assigned = assign(experts, count, rows)
     inner = x.new_empty((tokens * top_k, inner_width), dtype=w_in.dtype)
@@ -104,7 +109,13 @@ def _product(
     the first half is a gate; out: [pairs, I], contiguous, dtype of weight
     """
     if isinstance(weight, Fp8Words):
-        multiply_fp8(x, weight, out, assigned, per_row, activation)
+        if assigned.rows < _WIDENED_ROWS:
+            multiply_fp8(x, weight, out, assigned, per_row, activation)
+            return
+        for some, wide in widened_experts(weight):
+            inside = (assigned.experts >= some.start) & (assigned.experts < some.stop)
+            own = torch.where(inside, assigned.experts - some.start, -1)
+            _product(x, wide, out, replace(assigned, experts=own), per_row, activation)
         return
     pairs, width = out.shape
     tiles = _tiles(assigned.rows, weight.dtype == torch.float32)

@@ -21,6 +21,7 @@ from baton.engine.settings.choices import WeightFormat
 from baton.kernels.fp8_weight import Fp8Words
 from baton.kernels.linear import JoinedWeight
 from baton.kernels.moe import experts_relu2_ref, experts_swiglu_ref
+from baton.kernels.triton import fp8_linear
 from baton.kernels.triton.fp8_linear import MOST_ROWS, linear
 from baton.kernels.triton.moe import experts_relu2, experts_swiglu
 from baton.kernels.triton.triton_kernels import TritonKernels
@@ -100,6 +101,19 @@ def test_experts_are_those_of_the_values(
     y = experts_relu2(*here((x, weights, experts, plain, w_out)))
     expected = experts_relu2_ref(x.float(), weights, experts, plain_values, out_values)
     assert_near(y, expected, BOUND[dtype])
+
+
+def test_experts_of_many_tokens_are_widened_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeded(8)
+    x, weights, experts = torch.randn(70, 32), torch.rand(70, 2), torch.randint(0, 2, (70, 2))
+    w_in, in_values = in_fp8((2, 24, 32), 32, torch.float32)
+    w_out, out_values = in_fp8((2, 32, 24), 32, torch.float32)
+    monkeypatch.setattr(fp8_linear, "_PIECE", 1)  # one expert after the other
+    y = experts_relu2(*here((x, weights, experts, w_in, w_out)))
+    expected = experts_relu2_ref(x, weights, experts, in_values, out_values)
+    assert_near(y, expected, BOUND[torch.float32])
 
 
 class RoundedWeights(DummyWeights, Fp8Source):
