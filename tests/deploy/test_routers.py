@@ -4,11 +4,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import httpx
 import pytest
 from e2e.books import settled_findings
+from kit.polling import until_asked
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -52,12 +53,6 @@ def cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
         yield cluster
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.05)
-
-
 def placed(router: RouterClient) -> int:
     return sum(int(worker["placed"]) for worker in router.server_info()["workers"])
 
@@ -88,7 +83,7 @@ async def test_one_of_three_routers_is_killed_under_load(
         asked(url, prompts[number * share : (number + 1) * share])
         for number, url in enumerate(cluster.routers.http_urls)
     ]
-    await until(lambda: all(placed(router) >= share for router in cluster.routers.clients))
+    await until_asked(lambda: all(placed(router) >= share for router in cluster.routers.clients))
     ids = [router.server_info()["router"]["router_id"] for router in cluster.routers.clients]
     assert [each.split("/")[0] for each in ids] == [f"router-{i}" for i in range(ROUTERS)]
     os.kill(cluster.routers.pids["router-1"], signal.SIGKILL)
@@ -103,12 +98,12 @@ async def test_one_of_three_routers_is_killed_under_load(
     assert total(pages, "baton_router_retries_total") == 0
     assert total(pages, "baton_router_worker_losses_total") == 0
     assert not await asyncio.wait_for(settled_findings(cluster), DEADLINE_S)
-    await until(lambda: _serves(cluster.routers.clients[1], cluster))
+    await until_asked(lambda: _serves(cluster.routers.clients[1], cluster))
     assert await asyncio.gather(*asked(cluster.routers.http_urls[1], prompts[:2])) == right[:2]
 
 
 async def test_an_idle_router_leaves_its_part_to_a_busy_one(cluster: Cluster) -> None:
-    await until(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
+    await until_asked(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
     first, second = cluster.routers.clients[:2]
     streams = asked(cluster.routers.http_urls[0], [[9, 8, 7]] * 60)
     assert RUNNING - 1 <= (await seen_most(first, streams, RUNNING - 1))
@@ -128,7 +123,7 @@ async def seen_most(
     async with asyncio.timeout(DEADLINE_S):
         while most < enough and not all(stream.done() for stream in streams):
             most = max(most, min(await asyncio.to_thread(on_ranks, router)))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # between two measurements
     return most
 
 
@@ -139,7 +134,7 @@ def on_ranks(router: RouterClient) -> list[int]:
 
 
 async def test_every_router_serves_without_a_rank_that_has_left(cluster: Cluster) -> None:
-    await until(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
+    await until_asked(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
     await asyncio.to_thread(cluster.scale, Role.DECODE, 3, 5.0)
     assert all(_serves(router, cluster) for router in cluster.routers.clients)
     await asyncio.to_thread(cluster.scale, Role.DECODE, 2, 5.0)

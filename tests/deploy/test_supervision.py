@@ -4,13 +4,13 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from kit.polling import wait_until
 
 from baton.deploy.files.owned_folder import owned_folder
 
@@ -33,11 +33,9 @@ def served(tiny: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]"
     with subprocess.Popen(
         words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as serve:
-        until = time.monotonic() + DEADLINE_S
-        while not (states := list(tmp_path.glob("baton-*/*/state.json"))):
-            assert serve.poll() is None and time.monotonic() < until, serve.communicate()
-            time.sleep(0.1)
-        yield serve, states
+        wait_until(lambda: serve.poll() is not None or list(tmp_path.glob("baton-*/*/state.json")))
+        assert serve.poll() is None, serve.communicate()
+        yield serve, list(tmp_path.glob("baton-*/*/state.json"))
 
 
 def test_nothing_of_ray_outlives_a_killed_serve(tiny: Path, tmp_path: Path) -> None:
