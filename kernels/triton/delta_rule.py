@@ -163,7 +163,7 @@ def gated_delta_prompts(
             BLOCK_V=BLOCK_V, **widths, num_warps=4, num_stages=1,
         )  # fmt: skip
     columns = min(32, BLOCK_V)
-    # Never one stage: with Triton 3.6 that program read outside its tensors on an H200.
+    # Never one stage: with Triton 3.6 it ended in an illegal memory access on an H200.
     _pass_states[(triton.cdiv(V, columns), heads, chunks.read_slots.shape[0])](
         k, terms.leaving, terms.values, terms.keys, terms.ends, terms.entries, packed(pool),
         chunks.starts, chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots,
