@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from baton.core.handoff_ids import HandoffId
 from baton.core.state_ref import StateRef
 from baton.engine.engine import Engine
 from baton.engine.layout.owners import Owner
@@ -25,11 +26,11 @@ class Reissue:
         tickets = service._rank.tickets
         grant = tickets.grant
 
-        def remembered(request_id: str, attempt: int, holder: StateRef, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
-            self._holders.setdefault(request_id, holder)
+        def remembered(handoff: HandoffId, holder: StateRef, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
+            self._holders.setdefault(handoff.request_id, holder)
             if len(self._holders) > REMEMBERED:
                 del self._holders[next(iter(self._holders))]
-            return grant(request_id, attempt, holder, *args, **more)
+            return grant(handoff, holder, *args, **more)
 
         tickets.grant = remembered
         self._engine = engine
