@@ -9,7 +9,17 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
-from baton.api.fields.field_table import FORM, FieldPlace, label, works
+from baton.api.fields.field_table import (
+    DEADLINE,
+    FORM,
+    RANK,
+    REASONS,
+    SHARERS,
+    TURN,
+    FieldPlace,
+    label,
+    works,
+)
 from baton.api.fields.request_fields import REFUSED, FieldCheck, UnknownFields
 from baton.api.json_schemas import JsonSchemas
 from baton.api.requests import checked_sampling
@@ -187,25 +197,13 @@ class SamplingBody(SamplingFields, RequestBody):
     )
     no_stop_trim: Annotated[bool, works("as include_stop_str_in_output")] = False
     skip_special_tokens: Annotated[bool, works("false: special tokens are shown")] = True
-    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
-        None  # a larger value goes first; None: 0
-    )
-    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
-    data_parallel_rank: Annotated[int | None, works("the decode rank to use")] = (
-        None  # the older name of routed_dp_rank
-    )
-    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
-        None  # seconds from here to the end of the answer
-    )
-    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
-        None  # only requests of the same salt share cached prefixes
-    )
-    extra_key: Annotated[str | None, works("who shares cached prefixes")] = (
-        None  # SGLang's name for it; where both are given, both count
-    )
-    explain: Annotated[bool, works("true: the reply says why the request was placed as it was")] = (
-        False  # the reply says why the request was placed as it was
-    )
+    priority: Annotated[int | None, TURN] = None
+    routed_dp_rank: Annotated[int | None, RANK] = None
+    data_parallel_rank: Annotated[int | None, RANK] = None  # the older name of routed_dp_rank
+    timeout: Annotated[float | None, DEADLINE] = None
+    cache_salt: Annotated[str | None, SHARERS] = None
+    extra_key: Annotated[str | None, SHARERS] = None  # SGLang's name for it; both count
+    explain: Annotated[bool, REASONS] = False
     return_cached_tokens_details: Annotated[
         bool,
         works("`sglext` says how many cached tokens came from the device and from the host's tier"),

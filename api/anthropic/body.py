@@ -10,7 +10,7 @@ from baton.api.anthropic.past_blocks import read_blocks, read_system
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused, shorten
-from baton.api.fields.field_table import FieldPlace, label, works
+from baton.api.fields.field_table import DEADLINE, RANK, SHARERS, TURN, FieldPlace, label, works
 from baton.api.fields.request_fields import FieldCheck, UnknownFields
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
@@ -204,16 +204,10 @@ class MessagesBody(ConversationBody):
 
     min_p: Annotated[float | None, works("sampling")] = None
     seed: Annotated[int | None, works("the noise of sampling")] = None
-    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
-        None  # a larger value goes first; None: 0
-    )
-    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
-        None  # seconds from here to the end of the answer
-    )
-    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
-    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
-        None  # only requests of the same salt share cached prefixes
-    )
+    priority: Annotated[int | None, TURN] = None
+    timeout: Annotated[float | None, DEADLINE] = None
+    routed_dp_rank: Annotated[int | None, RANK] = None
+    cache_salt: Annotated[str | None, SHARERS] = None
 
     def thinking_tokens(self) -> int | None:
         """Return the most tokens of reasoning; None: as many as the answer may have. Raises

@@ -83,6 +83,11 @@ def _purpose(goes: str, carried: bool) -> str:
 
 
 FORM = works("a grammar")
+TURN = works("a larger one goes first wherever requests wait")
+DEADLINE = works("seconds until the last token; 504 then; above 0")
+RANK = works("the decode rank to use")
+SHARERS = works("who shares cached prefixes")
+REASONS = works("true: the reply says why the request was placed as it was")
 """The mark of a field that asks for a form of the answer."""
 
 _CHAT = (FieldPlace.CHAT,)

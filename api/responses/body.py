@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf, RequestBody
 from baton.api.errors import refused
-from baton.api.fields.field_table import FieldPlace, label, works
+from baton.api.fields.field_table import DEADLINE, RANK, SHARERS, TURN, FieldPlace, label, works
 from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
@@ -133,16 +133,10 @@ class ResponsesBody(SamplingFields, RequestBody):
     client_metadata: Annotated[dict[str, Any] | None, label("changes no answer")] = None
 
     min_tokens: Annotated[int, works("most and fewest tokens of an answer")] = 0
-    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
-        None  # a larger value goes first; None: 0
-    )
-    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
-        None  # seconds from here to the end of the answer
-    )
-    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
-    cache_salt: Annotated[str | None, works("who shares cached prefixes")] = (
-        None  # only requests of the same salt share cached prefixes
-    )
+    priority: Annotated[int | None, TURN] = None
+    timeout: Annotated[float | None, DEADLINE] = None
+    routed_dp_rank: Annotated[int | None, RANK] = None
+    cache_salt: Annotated[str | None, SHARERS] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, works("variables of the chat template")
     ] = None

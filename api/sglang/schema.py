@@ -14,7 +14,16 @@ from baton.api.backend import ModelInfo
 from baton.api.body import ListOf, RequestBody
 from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused
-from baton.api.fields.field_table import FORM, FieldPlace, works
+from baton.api.fields.field_table import (
+    DEADLINE,
+    FORM,
+    RANK,
+    REASONS,
+    SHARERS,
+    TURN,
+    FieldPlace,
+    works,
+)
 from baton.api.json_schemas import JsonSchemas
 from baton.api.openai.completion_schema import MAX_PROMPTS
 from baton.api.prepared import Prepared
@@ -178,25 +187,13 @@ class GenerateBody(RequestBody):
     ] = None
     return_text_in_logprobs: Annotated[bool, works("the text of each scored token")] = False
     stream: Annotated[bool, works("the reply comes in parts")] = False
-    priority: Annotated[int | None, works("a larger one goes first wherever requests wait")] = (
-        None  # a larger value goes first; None: 0
-    )
-    timeout: Annotated[float | None, works("seconds until the last token; 504 then; above 0")] = (
-        None  # seconds from here to the end of the last answer
-    )
-    routed_dp_rank: Annotated[int | None, works("the decode rank to use")] = None
-    data_parallel_rank: Annotated[int | None, works("the decode rank to use")] = (
-        None  # the older name of routed_dp_rank
-    )
-    extra_key: Annotated[str | ListOf[str] | None, works("who shares cached prefixes")] = (
-        None  # only requests of the same one share cached prefixes
-    )
-    cache_salt: Annotated[str | ListOf[str] | None, works("who shares cached prefixes")] = (
-        None  # the same by vLLM's name; both count
-    )
-    explain: Annotated[bool, works("true: the reply says why the request was placed as it was")] = (
-        False  # the reply says why the request was placed as it was
-    )
+    priority: Annotated[int | None, TURN] = None
+    timeout: Annotated[float | None, DEADLINE] = None
+    routed_dp_rank: Annotated[int | None, RANK] = None
+    data_parallel_rank: Annotated[int | None, RANK] = None  # the older name of routed_dp_rank
+    extra_key: Annotated[str | ListOf[str] | None, SHARERS] = None
+    cache_salt: Annotated[str | ListOf[str] | None, SHARERS] = None  # vLLM's name; both count
+    explain: Annotated[bool, REASONS] = False
 
     @property
     def dp_rank(self) -> int | None:

@@ -120,11 +120,11 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     model = configured_model(config)
     read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
     checkpoint = open_checkpoint(model) if read else None
+    free = available_to_ranks(config)
     form = config.weight_format
     if checkpoint is not None and checkpoint.quantised:
         form = kept_form(form, device, model.dtype, config.kernels)
     part = divided_model(model, config.tp, weight_format=form, checkpoint=checkpoint)
-    free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
         by_others = crowded(config, plan.total_bytes or free, (plan.total_bytes or free) - free)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from baton.kernels.fp8_weight import WORDS, Fp8Words
 from baton.kernels.triton.arithmetic import narrow, sigmoid
-from baton.kernels.triton.fp8_linear import add_words, load_inputs, scales_of
+from baton.kernels.triton.fp8_linear import ONE, add_words, load_inputs, scales_of
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.moe_routing import ExpertAssignment
 
@@ -15,8 +15,8 @@ SWIGLU = tl.constexpr(1)
 RELU2 = tl.constexpr(2)
 
 MOST_ROWS = 16
-"""The rows of a block of pairs: tiles of more rows have met misaligned addresses on an H200, of
-which the cause is not known."""
+"""The most rows of a block of pairs: with more, programs have met misaligned addresses on an H200.
+The cause is not known."""
 _TILE = 64  # outputs of one program: the side that Hopper's tensor cores read from registers
 _BLOCK = tl.constexpr(WORDS)
 
@@ -95,7 +95,7 @@ def _multiply(
                 up = add_words(up, four, inputs, second, at, inner, in_o, group, SCALES)
             else:
                 up = add_words(up, four, inputs, scale, at, inner, in_o, group, SCALES)
-        if SCALES == 0:
+        if SCALES == ONE:
             own = tl.load(scale, mask=in_o, other=0.0)[:, None]
             if ACTIVATION == SWIGLU:
                 gate *= own

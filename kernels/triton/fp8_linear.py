@@ -29,15 +29,17 @@ _SUMMED = 512  # outputs of one row that one program sums
 _PIECE = 64 << 20  # values that are widened at once
 _WIDENED = 2048  # values of one row that one program widens
 _BLOCK = tl.constexpr(WORDS)
-ONE, APART, CLOSE = range(3)
-"""The scales of a row: one; one for a multiple of the inputs of a block of words; or more."""
+# The scales of a row: one; one for a multiple of the inputs of a block of words; or more.
+ONE = tl.constexpr(0)
+APART = tl.constexpr(1)
+CLOSE = tl.constexpr(2)
 
 
 def scales_of(weight: Fp8Words) -> int:
     """Return which of the three holds for a matrix."""
     if weight.scales.shape[-1] == 1:
-        return ONE
-    return CLOSE if weight.group % (4 * WORDS) else APART
+        return int(ONE.value)
+    return int(CLOSE.value if weight.group % (4 * WORDS) else APART.value)
 
 
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -148,10 +150,10 @@ def add_words(total, words, inputs, scale, at, inner, in_o, group, SCALES: tl.co
     first of each row's scales
     """
     values = four_e4m3(words, inputs[0].dtype)
-    if SCALES == 0:
+    if SCALES == ONE:
         for part in tl.static_range(4):
             total = dot_added(values[part], inputs[part], total)
-    elif SCALES == 1:
+    elif SCALES == APART:
         product = dot(values[0], inputs[0])
         for part in tl.static_range(1, 4):
             product = dot_added(values[part], inputs[part], product)
@@ -198,7 +200,7 @@ def _multiply(
         four = tl.load(matrix + at // 4, mask=in_o[:, None], other=0)
         inputs = load_inputs(source, at, inner, in_r)
         total = add_words(total, four, inputs, scale, at, inner, in_o, group, SCALES)
-    if SCALES == 0:
+    if SCALES == ONE:
         total *= tl.load(scale, mask=in_o, other=0.0)[:, None]
     if bias is not None:
         total += tl.load(bias + output, mask=in_o, other=0.0).to(tl.float32)[:, None]
