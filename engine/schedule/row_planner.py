@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from baton.engine.request.draw import Draw
-from baton.engine.request.request import Request
+from baton.engine.request.request import Request, RequestLengths
 from baton.engine.schedule.tracker import Tracker
 from baton.engine.speculation.drafter import Drafter
 from baton.engine.step.batch import Row, Scores
@@ -91,13 +91,19 @@ class RowPlanner:
             findings.append(f"requests {[*self.single]} are planned singly, not {[*expected]}")
         return findings
 
-    def lacks_pages_alone(self, request: Request) -> bool:
-        """Return true if the next row of a request of `plain` is plain where it has a page."""
-        return request.lengths.computed < self._plain_limit(request, self.plain.draw(request))
+    def plain_with(self, request: Request) -> int:
+        """Return the tokens for which a request of `plain` needs pages, so that its next row is
+        plain; 0 where it would not be with pages either.
+        """
+        lengths = request.lengths  # each look reads the table
+        limit = self._plain_limit(request, lengths, self.plain.draw(request))
+        return lengths.computed + 1 if lengths.computed < limit else 0
 
     def extend(self, request: Request) -> None:
         """Let the next rows of a request of `plain`, which has got a page, be plain too."""
-        self.plain.extend(request, self._plain_end(request, self.plain.draw(request)))
+        lengths = request.lengths
+        end = self._plain_end(request, lengths, self.plain.draw(request))
+        self.plain.extend(request, lengths.computed, end)
 
     def row(self, request: Request, end: int) -> Row:
         """Plan that `request` computes its tokens up to `end`, which its pages cover already."""
@@ -247,21 +253,22 @@ class RowPlanner:
         """Let `request` join `plain` if the rows that follow a decode row are plain."""
         if request.rules is not None or request.state_slot != request.slot:
             return
-        end = self._plain_end(request, draw := self._draw(request))
-        if request.lengths.computed < end:
+        lengths, draw = request.lengths, self._draw(request)
+        end = self._plain_end(request, lengths, draw)
+        if lengths.computed < end:
             self._joining.append((request, draw, end))
 
-    def _plain_end(self, request: Request, draw: Draw) -> int:
+    def _plain_end(self, request: Request, lengths: RequestLengths, draw: Draw) -> int:
         """Return where the rows end that differ by their position alone: as far as no page is
         lacking, and to `_plain_limit`.
         """
-        return min(len(request.pages) * self._page_size, self._plain_limit(request, draw))
+        limit = self._plain_limit(request, lengths, draw)
+        return min(len(request.pages) * self._page_size, limit)
 
-    def _plain_limit(self, request: Request, draw: Draw) -> int:
+    def _plain_limit(self, request: Request, lengths: RequestLengths, draw: Draw) -> int:
         """Return where the rows end that more pages would suffice for: as far as no snapshot is
         due, the answer goes on unless a stop ends it, and all sample by `draw`.
         """
-        lengths = request.lengths
         computed, drawn = lengths.computed, lengths.sampled
         left = request.stopper.limit - 1 - drawn  # the last token's row is not plain
         if draw.short:

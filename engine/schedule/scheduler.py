@@ -195,8 +195,8 @@ class Scheduler:
             if request.state is not running:
                 continue
             if request.plain_place >= 0:
-                if self._planner.lacks_pages_alone(request):
-                    if self._make_room(request, request.lengths.computed + 1):
+                if tokens := self._planner.plain_with(request):
+                    if self._make_room(request, tokens):
                         self._planner.extend(request)
                     continue
                 self.leave_plain(request)

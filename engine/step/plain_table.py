@@ -100,10 +100,11 @@ class PlainTable:
         self._steps_left = int(left.min(initial=sys.maxsize, where=left > 0))
         return [self._requests[place] for place in np.flatnonzero(left <= 0).tolist()]
 
-    def extend(self, request: Request, end: int) -> None:
-        """Let the next rows of `request` that begin below `end` be plain too."""
+    def extend(self, request: Request, computed: int, end: int) -> None:
+        """Let the next rows of `request`, of which so much is computed, be plain too where they
+        begin below `end`."""
         self._columns[_END, request.plain_place] = end
-        self._steps_left = min(self._steps_left, end - request.lengths.computed)
+        self._steps_left = min(self._steps_left, end - computed)
 
     def draw(self, request: Request) -> Draw:
         """Return how the rows of `request` sample."""

@@ -9,7 +9,7 @@ from engine.test_sampling import naive
 
 from baton.engine.engine import Engine
 from baton.engine.request.draw import Draw
-from baton.engine.request.request import Request, RequestSpec
+from baton.engine.request.request import Request, RequestLengths, RequestSpec
 from baton.engine.schedule.row_planner import RowPlanner
 
 
@@ -67,8 +67,8 @@ def test_plain_rows_past_their_pages_are_noticed(
 ) -> None:
     plain_end = RowPlanner._plain_end
 
-    def too_long(self: RowPlanner, request: Request, draw: Draw) -> int:
-        return plain_end(self, request, draw) + late
+    def too_long(self: RowPlanner, request: Request, lengths: RequestLengths, draw: Draw) -> int:
+        return plain_end(self, request, lengths, draw) + late
 
     monkeypatch.setattr(RowPlanner, "_plain_end", too_long)
     engine = make_engine(prefix_caching=False)
