@@ -6,6 +6,7 @@ intercepts the launches.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from baton.bench.gpu.maker import LAYERS, WINDOW, Maker
 from baton.bench.gpu.sizes import Sizes
 from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 from baton.kernels.gated_delta import CHUNK
+from baton.kernels.linear import ExpertWeight
 from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.rope import rope_cache
 from baton.kernels.triton import conv1d, delta_mixer, mamba2, verify
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.elementwise import geglu, relu2, sigmoid_gated, swiglu
+from baton.kernels.triton.fp8_linear import linear
 from baton.kernels.triton.kv_write import kv_write
 from baton.kernels.triton.mla import mla_decode
 from baton.kernels.triton.mla_prefill import mla_prefill
@@ -261,19 +264,27 @@ def _latent(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list
 
 def _moe(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[KernelCase]:
     experts, top_k, inner = shape
-    w_in = make.floats(experts, 2 * inner, sizes.hidden)
-    w_out = make.floats(experts, sizes.hidden, inner)
-    found = []
-    for name, tokens in (("moe_decode", sizes.decode_rows), ("moe_prefill", sizes.prompt)):
+    shapes = (experts, 2 * inner, sizes.hidden), (experts, sizes.hidden, inner)
+    found, size = [], make.dtype.itemsize
+    for name, tokens, weight_bytes in (
+        ("moe_decode", sizes.decode_rows, size),
+        ("moe_prefill", sizes.prompt, size),
+        ("moe_decode_fp8", sizes.decode_rows, 1),
+        ("moe_prefill_fp8", sizes.prompt, 1),
+    ):
         x, logits = make.floats(tokens, sizes.hidden), make.floats(tokens, experts)
+        of_kind = make.fp8 if name.endswith("fp8") else make.floats
+        weights: list[ExpertWeight] = [of_kind(*shape) for shape in shapes]
 
-        def run(x: Tensor = x, logits: Tensor = logits) -> Tensor:
-            return experts_swiglu(x, *route_softmax_topk(logits, top_k), w_in, w_out)
+        def run(
+            x: Tensor = x, logits: Tensor = logits, pair: list[ExpertWeight] = weights
+        ) -> Tensor:
+            return experts_swiglu(x, *route_softmax_topk(logits, top_k), *pair)
 
         used = min(experts, tokens * top_k)  # at most this many; all of them if the tokens are many
-        read = used * 3 * inner * sizes.hidden + tokens * 2 * sizes.hidden
+        read = weight_bytes * used * 3 * inner * sizes.hidden + size * tokens * 2 * sizes.hidden
         flops = tokens * top_k * 6 * inner * sizes.hidden
-        found.append(KernelCase(name, run, make.dtype.itemsize * read, flops))
+        found.append(KernelCase(name, run, read, flops))
     correction, logits = make.wide(experts), make.wide(tokens, experts)
     found.append(
         KernelCase(
@@ -368,16 +379,21 @@ def _attention(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[K
 
 def _small(sizes: Sizes, make: Maker) -> list[KernelCase]:
     x, weight = make.floats(sizes.prompt, sizes.hidden), make.wide(sizes.hidden)
-    wide = make.floats(sizes.prompt, 2 * sizes.hidden)
-    size = make.dtype.itemsize
+    wide, matrix = make.floats(sizes.prompt, 2 * sizes.hidden), make.fp8(sizes.hidden, sizes.hidden)
+    size, many = make.dtype.itemsize, {"linear_fp8": sizes.decode_rows, "linear_fp8_prompt": len(x)}
     return [
-        KernelCase(
-            "rms_norm",
-            lambda: rms_norm(x, weight, 1e-5),
-            2 * size * sizes.prompt * sizes.hidden,
+        *(
+            KernelCase(
+                name,
+                partial(linear, x[:rows], matrix),
+                matrix.nbytes + 2 * size * rows * sizes.hidden,
+                2 * rows * sizes.hidden**2,
+            )
+            for name, rows in many.items()
         ),
-        KernelCase("swiglu", lambda: swiglu(wide), 3 * size * sizes.prompt * sizes.hidden),
-        KernelCase("geglu", lambda: geglu(wide), 3 * size * sizes.prompt * sizes.hidden),
-        KernelCase("relu2", lambda: relu2(x), 2 * size * sizes.prompt * sizes.hidden),
-        KernelCase("gate", lambda: sigmoid_gated(x, x), 3 * size * sizes.prompt * sizes.hidden),
+        KernelCase("rms_norm", lambda: rms_norm(x, weight, 1e-5), 2 * x.nbytes),
+        KernelCase("swiglu", lambda: swiglu(wide), 3 * x.nbytes),
+        KernelCase("geglu", lambda: geglu(wide), 3 * x.nbytes),
+        KernelCase("relu2", lambda: relu2(x), 2 * x.nbytes),
+        KernelCase("gate", lambda: sigmoid_gated(x, x), 3 * x.nbytes),
     ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows
+from baton.kernels.fp8_weight import Fp8Words
 from baton.kernels.verify import Accepted
 
 WINDOW = 4  # tokens that a row verifies
@@ -22,6 +23,12 @@ class Maker:
 
     def floats(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(size, dtype=dtype or self.dtype, device=self.device).normal_()
+
+    def fp8(self, *size: int) -> Fp8Words:
+        """Return a matrix, or several, of 8-bit floats in blocks of 128 inputs."""
+        made = Fp8Words.empty(size, 128, self.dtype, self.device)
+        made.put(slice(None), self.floats(*size).to(torch.float8_e4m3fn), made.scales.fill_(1.0))
+        return made
 
     def wide(self, *size: int) -> Tensor:
         return self.floats(*size, dtype=torch.float32)

@@ -57,6 +57,9 @@ FEW = {
         "delta_prefill",
         "moe_decode",
         "moe_prefill",
+        "moe_decode_fp8",
+        "linear_fp8",
+        "linear_fp8_prompt",
     },
     KIMI_LINEAR: {"delta_prefill", "delta_verify", "delta_commit", "mla_decode", "mla_prefill"},
     LFM2: {"conv_verify", "conv_commit", "conv_prefill"},
@@ -65,8 +68,8 @@ FEW = {
 
 
 # For a Blackwell, Triton 3.7 asks ptxas for a register allocation that avoids a fault of its own
-# (--regAllocOptLevel=2): three kernels then spill two to four registers, without it none.
-SPILLED = {"merge_parts", "_channel_scores", "_outputs"}
+# (--regAllocOptLevel=2): two kernels then spill two to four registers, without it none.
+SPILLED = {"merge_parts", "_outputs"}
 MOST_SPILLED = 16  # bytes of a thread
 
 
