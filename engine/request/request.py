@@ -73,13 +73,21 @@ class Promotion:
 
     below, depth: tokens that it could resume from without it, and with it. over: the request need
     not wait for it any more. crowded: there was no room for it or for the request, so look again
-    before an admission.
+    before an admission. copied: it has come to the device's cache. again: times that it may come
+    once more, where others push it out of that cache.
     """
 
     below: int
     depth: int
     over: bool = False
     crowded: bool = False
+    copied: bool = False
+    again: int = 2
+
+    def comes_again(self, found: int) -> bool:
+        """Return true if a request should wait for it once more, of which the device's cache still
+        has `found` tokens."""
+        return self.copied and self.again > 0 and found < self.depth
 
     def spared(self, computed: int) -> int:
         """Return the tokens that it has spared a request that resumes from `computed`."""

@@ -251,6 +251,9 @@ class Scheduler:
                 match = self._memory.resume(
                     request, self._planner.resume_limit(request), self._grid
                 )
+                if request.promotion is not None and request.promotion.comes_again(match.depth):
+                    self._memory.release(request)
+                    return budget
                 if not self._pools.free_slots:
                     # The only slot that it could take holds the snapshot that it would resume from.
                     self._memory.release(request)

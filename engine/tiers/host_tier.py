@@ -235,19 +235,23 @@ class HostTier:
 
     def _looked(self, request: Request) -> Promotion | None:
         """Look how far `request` could resume from each memory, and begin a copy where that is
-        sooner than computing. None: too many are under way; the request waits for its turn."""
+        sooner than computing. As before where too many are under way: the request waits for its
+        turn."""
         limit = max(0, self._planner.resume_limit(request))
         key, salt = request.key(0, request.target), request.spec.cache_salt
         there = self.host.pools.cache.match(key, limit, salt)
         here = self._device.pools.cache.match(key, limit, salt) if there.depth else there
-        before = request.promotion  # what has come for it since then is the host's all the same
-        below = here.depth if before is None else min(before.below, here.depth)
-        promotion = Promotion(below, there.depth)
+        promotion = Promotion(here.depth, there.depth)
+        if (before := request.promotion) is not None:
+            # What has come for it since then is the host's all the same.
+            promotion.below = min(before.below, here.depth)
+            promotion.copied = before.copied and here.depth >= there.depth
+            promotion.again = before.again - (before.copied and not promotion.copied)
         if there.depth <= here.depth or not self._sooner(here.depth, there.depth, here.kv_depth):
             promotion.over = True
             return promotion
         if len(self._loads) >= _MOST_LOADS:
-            return None
+            return before
         loan = self.host.lend_node(there.node)
         load = _Transfer(self._name(), key[: there.depth * TOKEN_BYTES], salt, loan)
         load.promotion = promotion
@@ -281,6 +285,8 @@ class HostTier:
         if load.promotion is not None:
             load.promotion.over = True
         if load.copy is not None and self._kept(self._device, load):
+            if load.promotion is not None:
+                load.promotion.copied = True
             seconds = load.copy.done.result()
             self._cost.took(load.copy.nbytes, seconds or 0.0)
 

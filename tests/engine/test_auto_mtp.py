@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.core.drafts import DraftSource
 from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.models.family_table import configured_model
 from baton.engine.request.request import Request
@@ -103,14 +104,17 @@ def test_rows_whose_masks_depend_on_their_tokens_are_not_the_layers(
     )
     choice = engine._scheduler._planner._drafter._choice  # type: ignore[union-attr]
     assert choice is not None
-    (free, ruled) = requests(seeded, (20, 20))
     rule = Grammar(GrammarKind.REGEX, "[ab]{30}")
-    ruled = replace(ruled, sampling=replace(ruled.sampling, allowed_token_ids=(), grammar=rule))
+    free, ruled = (
+        replace(spec, sampling=SamplingParams(max_tokens=60, ignore_eos=True, grammar=grammar))
+        for spec, grammar in zip(requests(seeded, (20, 20)), (None, rule), strict=True)
+    )
     if engine.grammars is None:
         pytest.skip("the checkpoint has no tokenizer")
     for spec in (free, ruled):
         engine.submit(spec)
-    while not engine._requests or len(choice._records) < 2:
+    while len(choice._records) < 2:
+        assert engine.has_work
         engine.step()
     guessed = sorted(record.layer is not None for record in choice._records.values())
     assert guessed == [False, True]

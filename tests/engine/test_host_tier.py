@@ -42,6 +42,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.request.events import Event, RequestFinished
 from baton.engine.request.request import RequestSpec
+from baton.engine.step.batch import Batch
 from baton.engine.stream.forward_stream import ThreadStream
 from baton.engine.tiers.block_copier import BlockCopier, Copy, block_runs
 
@@ -304,6 +305,32 @@ def test_prefixes_that_come_back_for_a_long_queue_do_not_push_one_another_out(
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.token_ids) == expected_tokens(HashModel(), prompt, 60)
     assert [output.finished.usage.cached_tokens for output in outputs] == [96] * 8
+    engine.close()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_prefix_that_is_evicted_before_its_request_runs_comes_again(
+    seeded: random.Random, times: int
+) -> None:
+    """Twice; a request does not wait for ever while others push its prefix out."""
+    engine = tiered()
+    prompt = random_prompt(seeded, 100, 110)
+    ask(engine, prompt, 1)
+    saved(engine)
+    forget_device(engine)
+    plan, left = engine._scheduler.plan, times
+
+    def evicts_first(outbox: list[Event]) -> Batch | None:
+        nonlocal left
+        request = engine._scheduler.waiting.first
+        if left and request is not None and request.promotion and request.promotion.copied:
+            left -= 1
+            forget_device(engine)
+        return plan(outbox)
+
+    engine._scheduler.plan = evicts_first  # type: ignore[method-assign]
+    assert ask(engine, prompt) == (96 if times <= 2 else 0)
+    assert not left
     engine.close()
 
 
