@@ -28,7 +28,7 @@ from baton.text.conversation import Message
 from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.model_folder import ANY_NAME
-from baton.text.parser_names import reasoning_format_of, tool_format_of
+from baton.text.parser_names import reasoning_format_of
 from baton.text.prompt_memory import PromptMemory
 from baton.text.reasoned_grammar import behind_reasoning
 from baton.text.reasoning import ReasoningState
@@ -79,7 +79,7 @@ class TextService:
         self.table = TokenTable(tokenizer)
         options, source = template.options, template.source
         self.reasoning = reasoning_format_of(options.reasoning_parser, source)
-        self.tools = tool_format_of(options.tool_parser, source)
+        self.tools = template.tools
         self._closed_objects = closed_objects
         self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)

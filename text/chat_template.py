@@ -22,11 +22,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from baton.text.conversation import Message
 from baton.text.errors import ChatTemplateError, TokenizerFileError
 from baton.text.model_folder import read_json_object, read_text
+from baton.text.parser_names import AUTO, tool_format_of
 from baton.text.reasoning import ReasoningFormat, ReasoningState
 from baton.text.special_tokens import read_special_tokens
+from baton.text.spelled_tools import can_spell, with_spelled_tools
 from baton.text.template_messages import template_messages
 from baton.text.template_options import TemplateOptions
 from baton.text.template_traits import PROBED_TOOL, probe
+from baton.text.tool_calls import HERMES, ToolFormat
 
 _MARK = "\ue000\ue7c5\uf8ff"
 """Characters of Unicode's private use: templates do not change them. A space follows, which
@@ -64,6 +67,8 @@ class ChatTemplate:
         chosen = {name: named[name] for name in (DEFAULT, TOOL_USE) if name in named}
         self._others = sorted(named.keys() - chosen.keys())
         self._templates = {name: _Compiled(text, fixed, now) for name, text in chosen.items()}
+        self.tools = self._tool_format()
+        """The form of calls in answers; None: they are not read."""
 
     @classmethod
     def from_folder(
@@ -83,6 +88,13 @@ class ChatTemplate:
         found = self._templates.get(TOOL_USE) or self._templates.get(DEFAULT)
         return "" if found is None else found.source
 
+    def _tool_format(self) -> ToolFormat | None:
+        form = tool_format_of(self.options.tool_parser, self.source)
+        if form is not None or self.options.tool_parser != AUTO or not self._templates:
+            return form
+        # A template that writes tools teaches a form, one that is not known here.
+        return None if self._chosen(tools=True).traits.tools else HERMES
+
     def render(
         self,
         messages: Sequence[Message],
@@ -99,10 +111,12 @@ class ChatTemplate:
         """
         template = self._chosen(tools is not None)
         given = _with_mark(messages) if continue_final_message else messages
+        if self.tools is not None and can_spell(self.tools):
+            given = with_spelled_tools(given, tools, template.traits, self.tools)
         names = {
             **(variables or {}),
             "messages": template_messages(given, template.traits),
-            "tools": tools,
+            "tools": tools if template.traits.tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

@@ -35,6 +35,9 @@ class TemplateTraits:
     leading_system: bool = True  # a system message may come first
     later_system: bool = True  # and at any other place
     user_runs: bool = True  # two messages of the user may follow each other
+    tools: bool = True  # offered tools are written
+    calls: bool = True  # and earlier calls of them
+    results: bool = True  # and messages of the role `tool`
 
 
 PROBED_TOOL: dict[str, Any] = {
@@ -57,21 +60,23 @@ _RAW_PARTS = ("'text'", '"text"')
 
 
 def probe(attempt: Attempt) -> TemplateTraits:
-    """Return the traits of the template that `attempt` renders."""
+    """Return the traits of the template that `attempt` renders, beside PROBED_TOOL."""
     only_lists = not _shows(attempt([_message("user", _ONE)]), _ONE)
     only_lists = only_lists and _shows_lists(attempt([_message("user", _parts(_ONE))]))
 
     def write(*messages: MessageJson) -> str | None:
         return attempt([_as_list(each) for each in messages] if only_lists else messages)
 
-    objects, empty = _form_of_calls(write)
+    form = _form_of_calls(write)
+    objects, empty = form or (True, EmptyContent.TEXT)
+    calls = _call_turn(_OBJECT if objects else _TEXT, empty)
     hi, system = _message("user", "hi"), _message("system", _ONE)
     late = _message("system", _TWO)
     around: dict[str, tuple[list[MessageJson], list[MessageJson]]] = {
         "system": ([], [hi]),
         "user": ([], []),
         "assistant": ([hi], [hi]),
-        "tool": (_call_turn(_OBJECT if objects else _TEXT, empty)[:-1], []),
+        "tool": (calls[:-1], []),
     }
     return TemplateTraits(
         argument_objects=objects,
@@ -84,6 +89,9 @@ def probe(attempt: Attempt) -> TemplateTraits:
         leading_system=_shows(write(system, hi), _ONE),
         later_system=_shows(write(system, hi, _message("assistant", "yes"), late, hi), _ONE, _TWO),
         user_runs=_shows(write(_message("user", _ONE), _message("user", _TWO)), _ONE, _TWO),
+        tools=_shows(write(hi), PROBED_TOOL["function"]["name"]),
+        calls=form is not None,
+        results=_shows(write(*calls[:-1], _message("tool", _ONE)), _ONE),
     )
 
 
@@ -108,8 +116,9 @@ def with_empty_content(message: MessageJson, content: EmptyContent) -> MessageJs
     return message | {"content": "" if content is EmptyContent.TEXT else None}
 
 
-def _form_of_calls(write: Callable[..., str | None]) -> tuple[bool, EmptyContent]:
-    """Return whether arguments are objects, and the empty content beside which calls are shown."""
+def _form_of_calls(write: Callable[..., str | None]) -> tuple[bool, EmptyContent] | None:
+    """Return whether arguments are objects, and the empty content beside which calls are shown;
+    None if they never are."""
     for empty in EmptyContent:
         written = write(*_call_turn(_OBJECT, empty))
         # Templates that join texts by `~` write an object as Python does.
@@ -117,7 +126,7 @@ def _form_of_calls(write: Callable[..., str | None]) -> tuple[bool, EmptyContent
             return True, empty
         if _shows(write(*_call_turn(_TEXT, empty)), _TEXT):
             return False, empty
-    return True, EmptyContent.TEXT
+    return None
 
 
 def _call_turn(arguments: object, empty: EmptyContent) -> list[MessageJson]:

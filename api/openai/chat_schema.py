@@ -157,8 +157,8 @@ class ChatBody(SamplingBody):
         if rule is not None and not rule.forced and text.tools is None:
             raise refused(
                 "tools",
-                "this model's chat template knows no calls of tools; set tool_choice to required, "
-                "which forces them",
+                "the form in which this model calls tools is not known here; name it with "
+                "--tool-call-parser, or set tool_choice to required, which forces calls",
             )
         return await text.encode_chat(
             self.messages,

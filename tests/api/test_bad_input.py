@@ -105,11 +105,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "logprobs": 5}, "logprobs", "valid boolean"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function", "required"),
     ({"messages": USER, "tools": [{"type": "x", "function": {"name": "f"}}]}, "tools.0.type", ""),
-    (
-        {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]},
-        "tools",
-        "knows no calls of tools",
-    ),
     ({"messages": USER, "tool_choice": "required"}, "tool_choice", "no tools"),
     ({"messages": USER, "functions": [{"name": "f"}]}, "functions", "not supported"),
     (

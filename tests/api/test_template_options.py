@@ -67,6 +67,7 @@ def test_the_options_pass_to_another_process_as_text() -> None:
 
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+WITH_TOOLS = "own:{{ messages[0].content }}{{ tools[0].function.name if tools }}"
 MARKS = "{# <tool_call></tool_call><think></think> #}"
 
 
@@ -92,7 +93,7 @@ async def test_calls_and_reasoning_have_the_form_that_the_options_name(
     options = TemplateOptions(None, {}, tools, reasoning)
     service = TextService(
         tokenizer,
-        ChatTemplate("own:{{ messages[0].content }}" + marks, options=options),
+        ChatTemplate(WITH_TOOLS + marks, options=options),
         alone=True,
     )
     says = '<think>so</think><tool_call>{"name":"f"}</tool_call>'

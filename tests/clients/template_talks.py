@@ -24,7 +24,7 @@ class Talk:
 
     def marks(self) -> list[str]:
         """Return all that a prompt should show."""
-        found: list[str] = []
+        found = [tool["function"]["description"] for tool in self.tools or ()]
         for turn in self.turns:
             found += [*turn.parts, turn.thoughts]
             for _, name, arguments in turn.calls:

@@ -26,6 +26,8 @@ from clients.template_talks import TALKS, Form, Talk, forms_of
 from conversation_draws import Json, as_chat, as_messages, as_responses
 from prompt_model import CHAT, MESSAGES, RESPONSES, Model, Prompts, made_model, transformers
 
+from baton.text.chat_template import ChatTemplate
+from baton.text.parser_names import AUTO
 from baton.text.template_options import TemplateOptions
 
 CONTEXT = 100_000
@@ -36,6 +38,8 @@ RAW = re.compile(r"""\{'|\\"|'text'|"type": "text"|\bNone\b""")
 """Traces of a Python object, or of JSON within JSON, in a prompt."""
 REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 EQUAL, REFUSED = "equal", "refused by both"
+SPELLED = "with what the template leaves out"
+FINE = {EQUAL, REFUSED, SPELLED, "explained"}
 EXPLAINED = {
     ("MiniMax-M2", "parts of a result"): (
         "its list of one part is not written as the text of that part is, so Baton sends texts"
@@ -64,17 +68,21 @@ class Compared:
 
 def best_prompt(model: Model, talk: Talk, thinking: Json) -> str | None:
     """Return transformers' prompt of the form that shows the most; None if all are refused."""
-    marks = talk.marks()
     scored: list[tuple[int, int, str]] = []
     for form in forms_of(talk):
         prompt = _rendered(model, talk, form, thinking)
         if prompt is None:
             continue
-        shown = sum(mark in prompt or json.dumps(mark)[1:-1] in prompt for mark in marks)
+        shown = -len(_left_out(talk, prompt))
         scored.append((shown, -len(RAW.findall(prompt)), prompt))
-        if scored[-1][:2] == (len(marks), 0):
+        if scored[-1][:2] == (0, 0):
             break
     return max(scored, key=lambda each: each[:2])[2] if scored else None
+
+
+def _left_out(talk: Talk, prompt: str) -> list[str]:
+    """Return what a prompt does not show of a conversation."""
+    return [m for m in talk.marks() if m not in prompt and json.dumps(m)[1:-1] not in prompt]
 
 
 def _rendered(model: Model, talk: Talk, form: Form, thinking: Json) -> str | None:
@@ -115,8 +123,9 @@ def _body(path: str, talk: Talk, thinking: Json, disguise: int) -> Json:
 
 async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compared]:
     """Yield what became of each conversation with one template. The folder gets its files."""
-    # Any form of calls in answers will do: it does not change a prompt.
-    options = TemplateOptions(tool_parser="hermes")
+    # Where the template writes tools in a form that is not known, any will do.
+    known = ChatTemplate(source).tools is not None
+    options = TemplateOptions(tool_parser=AUTO if known else "hermes")
     with made_model(folder, source, options) as model, model.prompts() as prompts:
         for talk in TALKS:
             for thinking in THINKING:
@@ -128,16 +137,22 @@ async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compare
                         body = _body(path, talk, thinking, disguise)
                         served, text = await _ours(prompts, path, body)
                         request = f"{path} {thinking} {disguise}"
-                        yield Compared(name, talk.name, request, *_verdict(expected, served, text))
+                        yield Compared(
+                            name, talk.name, request, *_verdict(talk, expected, served, text)
+                        )
 
 
-def _verdict(expected: str | None, served: bool, text: str) -> tuple[str, str]:
+def _verdict(talk: Talk, expected: str | None, served: bool, text: str) -> tuple[str, str]:
+    if expected is None and served:
+        return ("served by Baton alone" if _left_out(talk, text) else SPELLED), text
     if expected is None:
-        return ("served by Baton alone", text) if served else (REFUSED, text)
+        return REFUSED, text
     if not served:
         return "refused by Baton alone", text
     if text == expected:
         return EQUAL, ""
+    if _left_out(talk, expected) and not _left_out(talk, text):
+        return SPELLED, text
     lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), lineterm="", n=1)
     return "differs", "\n".join(lines)
 
@@ -161,13 +176,13 @@ async def main() -> int:
                 if each.explained and each.verdict != EQUAL and each.talk not in told:
                     told.add(each.talk)
                     print(f"{path.stem}: {each.talk}: {each.explained}", flush=True)
-                elif verdict not in (EQUAL, REFUSED, "explained"):
+                elif verdict not in FINE:
                     print(f"{path.stem}: {each.talk}: {each.request}: {verdict}\n{each.shown}")
         if refused:
             print(f"{path.stem}: {refused} prompts refused, by transformers too", flush=True)
     total = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     print(f"{len(names)} templates, {verdicts.total()} prompts: {total}")
-    return 0 if verdicts.keys() <= {EQUAL, REFUSED, "explained"} and names else 1
+    return 0 if verdicts.keys() <= FINE and names else 1
 
 
 if __name__ == "__main__":
