@@ -19,8 +19,9 @@ from baton.text.tokenizer import Tokenizer
 TEMPLATE = (
     "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
     "{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.arguments.a }}</tool_call>"
-    "{% endfor %};{% endfor %}"
+    "{% for call in m.tool_calls or [] %}<tool_call>"
+    "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}"
+    "</tool_call>{% endfor %};{% endfor %}"
     "{% if thinking is not defined or thinking %}<think>\n{% else %}<think></think>{% endif %}"
 )
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
@@ -141,7 +142,7 @@ async def test_earlier_calls_reach_the_template_as_objects(
     async with connected(serve) as client:
         await client.chat.completions.create(model="toy", messages=history, tools=TOOLS)
     prompt = backend.tokenizer.decode(backend.seen[0].prompt_ids)
-    assert "assistant:<tool_call>9</tool_call>;tool:16;" in prompt
+    assert "assistant:<tool_call>a=9</tool_call>;tool:16;" in prompt
 
 
 async def test_logprobs_come_with_calls_too(backend: FakeBackend, serve: Serve) -> None:

@@ -26,7 +26,6 @@ from clients.template_talks import TALKS, Form, Talk, forms_of
 from conversation_draws import Json, as_chat, as_messages, as_responses
 from prompt_model import CHAT, MESSAGES, RESPONSES, Model, Prompts, made_model, transformers
 
-from baton.text.chat_template import ChatTemplate
 from baton.text.parser_names import AUTO
 from baton.text.template_options import TemplateOptions
 
@@ -123,9 +122,12 @@ def _body(path: str, talk: Talk, thinking: Json, disguise: int) -> Json:
 
 async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compared]:
     """Yield what became of each conversation with one template. The folder gets its files."""
+    with made_model(folder, source, TemplateOptions()) as model:
+        template = model.text.template
+    traits = template._chosen(tools=True).traits
+    spells = not (traits.tools and traits.calls and traits.results)
     # Where the template writes tools in a form that is not known, any will do.
-    known = ChatTemplate(source).tools is not None
-    options = TemplateOptions(tool_parser=AUTO if known else "hermes")
+    options = TemplateOptions(tool_parser="hermes" if template.tools is None else AUTO)
     with made_model(folder, source, options) as model, model.prompts() as prompts:
         for talk in TALKS:
             for thinking in THINKING:
@@ -137,22 +139,24 @@ async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compare
                         body = _body(path, talk, thinking, disguise)
                         served, text = await _ours(prompts, path, body)
                         request = f"{path} {thinking} {disguise}"
-                        yield Compared(
-                            name, talk.name, request, *_verdict(talk, expected, served, text)
-                        )
+                        verdict = _verdict(talk if spells else None, expected, served, text)
+                        yield Compared(name, talk.name, request, *verdict)
 
 
-def _verdict(talk: Talk, expected: str | None, served: bool, text: str) -> tuple[str, str]:
-    if expected is None and served:
-        return ("served by Baton alone" if _left_out(talk, text) else SPELLED), text
-    if expected is None:
+def _verdict(
+    spelled: Talk | None, expected: str | None, served: bool, text: str
+) -> tuple[str, str]:
+    """spelled: the conversation, if the template does not write all that one may have."""
+    if expected is None and not served:
         return REFUSED, text
     if not served:
         return "refused by Baton alone", text
     if text == expected:
         return EQUAL, ""
-    if _left_out(talk, expected) and not _left_out(talk, text):
+    if spelled and len(_left_out(spelled, text)) <= len(_left_out(spelled, expected or "")):
         return SPELLED, text
+    if expected is None:
+        return "served by Baton alone", text
     lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), lineterm="", n=1)
     return "differs", "\n".join(lines)
 
