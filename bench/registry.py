@@ -9,6 +9,10 @@ BENCHES = {
         "baton.bench.cluster.trace:trace",
         "A whole cluster under a published trace's arrivals and shared prompts, beside peers.",
     ),
+    "weka": (
+        "baton.bench.request_replay.weka:weka",
+        "Nothing is measured: a request dump as traces that AIPerf and guidellm replay.",
+    ),
     "scale": (
         "baton.bench.cluster.scale:scale",
         "Decode ranks, one and several, against as many bare engine processes.",

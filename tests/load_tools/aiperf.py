@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tools.tool import Load, Reported, Server, Tool, program
-from load_tools.weka import TURNS, write_traces
+from load_tools.weka import TURNS, traces_of_agents
 
 from baton.rpc.metric_aliases.alias_collector import ALIASES
 
@@ -34,7 +34,7 @@ def _at_a_rate(server: Server, load: Load, home: Path, endpoint: str) -> list[st
 
 
 def _replayed(server: Server, load: Load, home: Path) -> list[str]:
-    traces = write_traces(home / "traces", server.model, load.requests // TURNS)
+    traces = traces_of_agents(home / "traces", server.model, load.requests // TURNS)
     return [
         *_common(server, home), "--endpoint-type", "chat", "--custom-dataset-type", "weka_trace",
         "--input-file", str(traces), "--extra-inputs", "ignore_eos:true",

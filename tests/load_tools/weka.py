@@ -1,54 +1,41 @@
-"""Traces of agents in the form of Weka's kv-cache-tester, which AIPerf and guidellm replay."""
+"""Agents' conversations as a request dump of Baton, and that as traces which AIPerf replays."""
 
-import json
 import random
 from pathlib import Path
 
-BLOCK = 64  # tokens that one hash id stands for
+from baton.bench.request_replay.dumps import read_dumps
+from baton.bench.request_replay.weka import conversations, write_traces
+from baton.router.dump.block_ids import BLOCK
+from baton.router.dump.request_record import SUFFIX, DumpHeader, RequestRecord
+
 TURNS = 5  # of an agent
-_TOOLS, _SYSTEM = 6, 2  # blocks with which every agent of a trace begins
+_COMMON = 512 // BLOCK  # blocks with which every agent begins: tools and a system message
 _OUTPUT = 24  # tokens of an answer
-_MOST_THOUGHT_S = 0.4
+_TURN_S, _MOST_THOUGHT_S = 0.5, 0.4
 
 
-def write_traces(folder: Path, model: str, agents: int, seed: int = 1) -> Path:
-    """Write one file an agent to a new folder, and return it. A turn's blocks begin with those of
-    the turn before."""
-    folder.mkdir()
-    rng = random.Random(seed)
-    for number in range(agents):
-        trace = _trace(f"agent-{number}", model, rng)
-        (folder / f"{number:03}.json").write_text(json.dumps(trace, indent=1))
+def traces_of_agents(folder: Path, model: str, agents: int, seed: int = 1) -> Path:
+    """Write traces of so many agents to a new folder, and return it."""
+    dump = folder.with_suffix(SUFFIX)
+    records = _records(agents, random.Random(seed))
+    header = DumpHeader(model, 0.0, BLOCK, redacted=True)
+    dump.write_text(header.line() + "".join(record.line() for record in records))
+    found = conversations(read_dumps(dump))
+    assert [len(each) for each in found] == [TURNS] * agents
+    write_traces(folder, found)
     return folder
 
 
-def _trace(name: str, model: str, rng: random.Random) -> dict[str, object]:
-    requests: list[dict[str, object]] = []
-    at, blocks = 0.0, list(range(_TOOLS + _SYSTEM))
-    for turn in range(TURNS):
-        blocks += range(blocks[-1] + 1, blocks[-1] + 1 + rng.randint(1, 3))
-        thought = rng.uniform(0, _MOST_THOUGHT_S) if turn else 0.0
-        at += thought
-        requests.append(
-            {
-                "t": round(at, 3),
-                "type": "s",
-                "model": model,
-                "in": BLOCK * len(blocks) - rng.randrange(BLOCK),
-                "out": _OUTPUT,
-                "hash_ids": list(blocks),
-                "stop": "tool_use" if turn + 1 < TURNS else "end_turn",
-                "api_time": 0.5,
-                "think_time": round(thought, 3),
-            }
-        )
-        at += 0.5
-    return {
-        "id": name,
-        "models": [model],
-        "block_size": BLOCK,
-        "hash_id_scope": "local",
-        "tool_tokens": BLOCK * _TOOLS,
-        "system_tokens": BLOCK * _SYSTEM,
-        "requests": requests,
-    }
+def _records(agents: int, rng: random.Random) -> list[RequestRecord]:
+    """Return the requests of the agents, by arrival."""
+    new = iter(range(_COMMON, 1 << 30))
+    found: list[RequestRecord] = []
+    for _ in range(agents):
+        at, blocks = rng.uniform(0, _TURN_S), list(range(_COMMON))
+        for _ in range(TURNS):
+            blocks += [next(new) for _ in range(rng.randint(1, 192 // BLOCK))]
+            tokens = BLOCK * len(blocks) - rng.randrange(BLOCK)
+            found.append(RequestRecord(at, tokens, _OUTPUT, "length", tuple(blocks), {}))
+            del blocks[tokens // BLOCK :]  # a block that was not whole is another one when it is
+            at += _TURN_S + rng.uniform(0, _MOST_THOUGHT_S)
+    return sorted(found, key=lambda record: record.arrived_s)
