@@ -112,10 +112,12 @@ def _layer(path: Path, entries: tuple[YamlEntry, ...], command: str) -> dict[str
 
 def _located(value: object, declared: Declared, path: Path) -> Value:
     """Return a value with its path, if it is one, from the folder of the file; of an option that
-    may be given several times, a list.
+    may be given several times, a list; of one that names several values in a text, that text.
     """
     if takes_several(declared) and not isinstance(value, list):
         value = [value]
+    if isinstance(value, list) and not takes_several(declared):
+        value = ",".join(map(str, value))
     if isinstance(value, str):
         there = path.absolute().parent / value
         match declared.option.values:

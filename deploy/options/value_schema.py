@@ -49,10 +49,10 @@ def takes_several(declared: Declared) -> bool:
 
 def schema_of(declared: Declared) -> Schema:
     """Return the schema of what a file may say for an option: one value, or a list of them where
-    the option may be given several times.
+    the option may be given several times, or names several values in one text.
     """
     one = _schema_of_one(declared)
-    if takes_several(declared):
+    if get_origin(declared.kind) is tuple:
         return {"anyOf": [one, {"type": "array", "items": one}]}
     return one
 

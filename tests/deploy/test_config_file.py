@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from baton.core.metric_dialect import MetricDialect
 from baton.core.options import Group, option
 from baton.deploy.options.click_options import options_of, takes
 from baton.deploy.options.config_file import KINDS, FileCommand, names_of, settings_for
@@ -83,6 +84,15 @@ def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
     assert (serve.cluster.decode, serve.cluster.prefill) == (4, 2)
     assert serve.router.allowed_hosts == ("c",)
     assert not serve.engine.engine.graphs and parsed("serve", path).engine.engine.graphs
+
+
+def test_names_that_the_command_line_has_after_commas_may_be_a_list(tmp_path: Path) -> None:
+    path = written(tmp_path, "metric-aliases: [vllm, sglang]\n")
+    both = parsed("worker", path, "--role", "decode").telemetry.metric_aliases
+    assert both == (MetricDialect.VLLM, MetricDialect.SGLANG)
+    wrong = written(tmp_path, "metric-aliases: [vllm, 7]\n")
+    with pytest.raises(ConfigFileError, match="a text, or a list, each a text"):
+        settings_for(wrong, "worker")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- range $name, $value := $all }}
 {{- if kindIs "bool" $value }}{{ if $value }}
 - --{{ $name }}{{ end }}
+{{- else if eq $name "metric-aliases" }}
+- {{ printf "--%s=%s" $name (kindIs "slice" $value | ternary (join "," $value) $value) | quote }}
 {{- else if kindIs "slice" $value }}{{ range $value }}
 - {{ printf "--%s=%v" $name . | quote }}{{ end }}
 {{- else if kindIs "float64" $value }}
