@@ -33,7 +33,7 @@ def _records(agents: int, rng: random.Random) -> list[RequestRecord]:
     for _ in range(agents):
         at, blocks = rng.uniform(0, _TURN_S), list(range(_COMMON))
         for _ in range(TURNS):
-            blocks += [next(new) for _ in range(rng.randint(1, 192 // BLOCK))]
+            blocks += [next(new) for _ in range(rng.randint(2, 256 // BLOCK))]
             tokens = BLOCK * len(blocks) - rng.randrange(BLOCK)
             found.append(RequestRecord(at, tokens, _OUTPUT, "length", tuple(blocks), {}))
             del blocks[tokens // BLOCK :]  # a block that was not whole is another one when it is
