@@ -30,13 +30,13 @@ def stop(*_):
 
 signal.signal(signal.SIGTERM, stop)
 quiet = subprocess.DEVNULL
-child = subprocess.Popen([sys.argv[1], "60"], stdout=quiet, stderr=quiet)
+child = subprocess.Popen([sys.argv[1], "600"], stdout=quiet, stderr=quiet)
 watch = RayWatch()
 try:
     with watching_ray(watch, ProcessSupervisor(), grace_s=0.5, lost_grace_s=2.0):
         watch.begin(RayProcesses(), "so that all ends")
-        print(child.pid, flush=True)
         try:
+            print(child.pid, flush=True)  # the signal may come before this returns
             while True:
                 time.sleep(0.1)
         finally:

@@ -234,7 +234,7 @@ def test_what_only_the_machine_and_the_model_can_tell_is_refused_before_ray(
         (["--page-size", "100000000"], "not even one request fits"),
         (["--snapshots-per-prefill", "100000000"], "not even one request fits"),
         (["--mamba-scheduler-strategy", "no_buffer"], "needs --page-size 1"),
-        (["--prefill", "1000000"], "not even one request fits"),
+        (["--prefill", "20000"], "not even one request fits"),
         (["--nixl-interface", "nonsense0"], "--nixl-interface nonsense0: no such interface"),
         (["--tls-ca", str(garbage), "--tls-ca-key", str(garbage)], "certificate"),
         (["--authority", str(tmp_path)], "has no authority"),
