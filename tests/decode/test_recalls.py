@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 from decode.test_faults import STATES, TOKENS, still_serves, stuck
@@ -11,6 +12,9 @@ from worker.cluster import TestWorker, decode_worker, prefill_worker, running, s
 
 from baton.decode.request_phase import Phase
 from baton.proto import common_pb2
+
+LONG = 400  # tokens of the answer that keeps a rank busy
+MOST_STEPS = 190  # of two waits together fewer than LONG
 
 
 @pytest.mark.parametrize("computed", [False, True])
@@ -46,16 +50,15 @@ async def test_what_waits_for_a_place_in_a_step_is_given_back_with_its_first_tok
     async with running(prefill, decode), session(decode) as router:
         first, second = (random_prompt(seeded, 20, 40) for _ in range(2))
         decode.model.gate.allow(3)
-        _, runs = await router.start(first, greedy(200), [prefill])
+        _, runs = await router.start(first, greedy(LONG), [prefill])
         await runs.until(lambda answer: len(answer.token_ids) > 1)
         await decode.blocked()
         name, waits = await router.start(second, greedy(9), [prefill])
         await waits.until(lambda answer: answer.token_ids)
-        while Phase.DECODING not in phases_of(decode, name):
-            await step(decode)
+        await step_until(decode, lambda: Phase.DECODING in phases_of(decode, name))
         recall = asyncio.ensure_future(router.recall(name, computed=computed))
-        while computed and not recall.done():
-            await step(decode)
+        if computed:
+            await step_until(decode, recall.done)
         returned = await recall
         decode.model.gate.open()
         assert returned == computed
@@ -68,7 +71,7 @@ async def test_what_waits_for_a_place_in_a_step_is_given_back_with_its_first_tok
         await rest.end()
         assert [*given, *rest.token_ids] == expected_tokens(HashModel(), second, 9)
         await runs.end()
-        assert runs.token_ids == expected_tokens(HashModel(), first, 200)
+        assert runs.token_ids == expected_tokens(HashModel(), first, LONG)
         await decode.clean()
         await prefill.clean()
 
@@ -81,15 +84,14 @@ async def test_a_prompt_that_its_rank_has_not_begun_is_given_back_for_a_prefill_
     async with running(prefill, decode), session(decode) as router:
         first, second = (random_prompt(seeded, 20, 40) for _ in range(2))
         decode.model.gate.allow(3)
-        _, runs = await router.start(first, greedy(200), [prefill])
+        _, runs = await router.start(first, greedy(LONG), [prefill])
         await runs.until(lambda answer: len(answer.token_ids) > 1)
         await decode.blocked()
         name, waits = await router.start(second, greedy(9), [], prefill_here=True)
-        while Phase.DECODING not in phases_of(decode, name):
-            await step(decode)
+        await step_until(decode, lambda: Phase.DECODING in phases_of(decode, name))
         recall = asyncio.ensure_future(router.recall(name, computed=computed))
-        while computed and not recall.done():
-            await step(decode)
+        if computed:
+            await step_until(decode, recall.done)
         assert await recall == computed
         decode.model.gate.open()
         rest = waits
@@ -99,7 +101,7 @@ async def test_a_prompt_that_its_rank_has_not_begun_is_given_back_for_a_prefill_
         await rest.end()
         assert rest.token_ids == expected_tokens(HashModel(), second, 9)
         await runs.end()
-        assert runs.token_ids == expected_tokens(HashModel(), first, 200)
+        assert runs.token_ids == expected_tokens(HashModel(), first, LONG)
         await decode.clean()
         await prefill.clean()
 
@@ -121,6 +123,15 @@ async def test_a_prompt_that_a_prefill_worker_has_ahead_is_given_back_for_its_ra
 
 def phases_of(decode: TestWorker, name: str) -> list[Phase]:
     return [each.phase for each in decode.service._requests if each.request_id == name]
+
+
+async def step_until(decode: TestWorker, true: Callable[[], bool]) -> None:
+    """Step until `true`."""
+    for _ in range(MOST_STEPS):
+        if true():
+            return
+        await step(decode)
+    raise AssertionError(f"not within {MOST_STEPS} steps: {len(decode.service._requests)} requests")
 
 
 async def step(decode: TestWorker) -> None:

@@ -76,7 +76,7 @@ class Load:
             if found is not None:
                 return found
             self.refused += 1
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)  # as a client does before it asks another
         raise AssertionError("unreachable")
 
     async def _try(self, http: httpx.AsyncClient, url: str, prompt: list[int]) -> list[int] | None:

@@ -155,7 +155,7 @@ async def streams_survive(control: ControlClient, rng: random.Random) -> None:
     async with AsyncClient(control.state.grpc_address) as client:
         calm = await asyncio.gather(*(answer(client, prompt) for prompt in prompts))
         running = [asyncio.create_task(answer(client, prompt)) for prompt in prompts]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # the streams are under way
         first = await asyncio.to_thread(wait_until, lambda: supervisor_of(control), "a supervisor")
         first.kill()
         killed_under = sum(not task.done() for task in running)

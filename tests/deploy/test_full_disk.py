@@ -70,7 +70,7 @@ class Served:
             with suppress(psutil.NoSuchProcess):
                 if process.name() == "ray::IDLE":
                     before = process.cpu_times()
-                    time.sleep(1.0)
+                    time.sleep(1.0)  # as long as is measured
                     return process.cpu_times().user - before.user < 0.05
         return False
 

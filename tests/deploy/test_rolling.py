@@ -17,6 +17,7 @@ from deploy.several_routers import DEADLINE_S, Load, greedy, running
 from deploy.test_scaling import Heard
 from e2e.books import settled_findings
 from e2e.clients import assert_same_where_it_went_on
+from kit.polling import until
 from oracle.reference import Oracle
 
 from baton.bench.cluster.scrape import total
@@ -100,7 +101,7 @@ async def restart_under_load(
     before, pids = incarnations(cluster), dict(cluster.routers.pids)
     load = Load(cluster, prompts, TOKENS)
     load.start(streams)
-    await asyncio.sleep(1.0)
+    await until(lambda: len(load.answers) >= streams)
     heard = Watching(cluster)
     names = await asyncio.to_thread(cluster.rolling.restart, WORKERS, drain_s, heard)
     # Its streams have nowhere else to go.
@@ -147,7 +148,7 @@ async def test_a_drained_worker_takes_nothing_until_that_is_undone(
     before = incarnations(cluster)
     load = Load(cluster, prompts, TOKENS)
     load.start(4)
-    await asyncio.sleep(0.5)
+    await until(lambda: len(load.answers) >= 4)
     heard = Heard()
     await asyncio.to_thread(cluster.rolling.drain, "decode-0", 0.2, heard)
     assert states(cluster, "decode-0") == {"draining"}

@@ -66,10 +66,10 @@ async def test_a_new_authority_under_load_and_a_revoked_router(
     load = Load(cluster, prompts, TOKENS)
     load.start(12)
     for _ in range(3):
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(STEP_S)  # streams go on meanwhile
         authority.rotate()
     assert authority.rotation is None
-    await asyncio.sleep(STEP_S)
+    await asyncio.sleep(STEP_S)  # streams go on meanwhile
     assert moves(cluster) == 0, "no stream noticed the rotation"
     cluster.kill("decode-1")  # its next life knows the new authority alone
     await until(lambda: all(is_back(router.server_info(), before) for router in clients(cluster)))

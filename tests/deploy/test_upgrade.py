@@ -9,6 +9,7 @@ from deploy.test_rolling import ROUTERS, TOKENS, WORKERS, incarnations, prompts_
 from deploy.test_scaling import Heard
 from e2e.books import settled_findings
 from e2e.clients import assert_same_where_it_went_on
+from kit.polling import until
 from oracle.reference import Oracle
 from previous_release import previous
 
@@ -50,7 +51,7 @@ async def test_a_rolling_restart_upgrades_in_place(
         assert {path.stem for path in tmp_path.glob("*.pid")} >= set(map(str, pids.values()))
         load = Load(cluster, prompts, TOKENS)
         load.start(16)
-        await asyncio.sleep(1.0)
+        await until(lambda: len(load.answers) >= 16)
         installed.unlink()
         for roles in (WORKERS, ROUTERS):
             await asyncio.to_thread(cluster.rolling.restart, roles, DEADLINE_S, Heard())

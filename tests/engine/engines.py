@@ -109,6 +109,17 @@ def run(engine: Engine, between: Callable[[list[Event]], None] | None = None) ->
     raise AssertionError(f"still at work after {STEPS} steps: {engine.status()}")
 
 
+def step_until(engine: Engine, true: Callable[[list[Event]], object]) -> list[Event]:
+    """Step until `true` of all events so far. There must be work until then."""
+    events: list[Event] = []
+    for _ in range(STEPS):
+        if true(events):
+            return events
+        assert engine.has_work, f"all work has ended before that: {engine.status()}"
+        events += engine.step()
+    raise AssertionError(f"not within {STEPS} steps: {engine.status()}")
+
+
 def step_or_fail(engine: Engine) -> list[Event]:
     """One step, as the engine's loop drives it: a forward that raises ends its requests."""
     events = engine.plan_step()

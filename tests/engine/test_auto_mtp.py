@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine.engines import step_until
 from engine.proposers import RandomChoice
 from engine.test_mtp_drafts import (
     answered,
@@ -113,9 +114,7 @@ def test_rows_whose_masks_depend_on_their_tokens_are_not_the_layers(
         pytest.skip("the checkpoint has no tokenizer")
     for spec in (free, ruled):
         engine.submit(spec)
-    while len(choice._records) < 2:
-        assert engine.has_work
-        engine.step()
+    step_until(engine, lambda _: len(choice._records) == 2)
     guessed = sorted(record.layer is not None for record in choice._records.values())
     assert guessed == [False, True]
 

@@ -125,7 +125,7 @@ def test_a_step_of_the_last_steps_rows_sends_new_pages_alone(
         else:
             assert any("table_rows" in fields for fields in shipped)
         last = NO_GROUP if batch.rows else batch.plain.group
-    assert same > 30 and grown > 4
+    assert same > 30 and grown >= 4  # three rows may grow in the same steps
 
 
 def test_a_draws_noise_is_that_of_its_place_among_the_output(

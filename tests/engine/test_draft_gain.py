@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
+from engine.engines import greedy, make_engine, random_prompt, run, step_until, tokens_of
 from engine.test_speculation import assert_same_tokens
 
 from baton.core.cache_salt import make_salt
@@ -145,9 +145,9 @@ def test_a_row_has_drafts_as_soon_as_they_pay(seeded: random.Random, clock: list
     told = replace(specs[0], prediction_ids=tuple(tokens_of(plain, "r0")))
     for spec in (told, *specs[1:]):
         engine.submit(spec)
-    events: list[Event] = []
-    while sum(isinstance(event, RequestFinished) for event in events) < 7:
-        events += engine.step()
+    events = step_until(
+        engine, lambda new: sum(isinstance(event, RequestFinished) for event in new) >= 7
+    )
     assert not engine.counters.draft_tokens
     steps = engine.counters.steps
     events += run(engine)

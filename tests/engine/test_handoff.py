@@ -13,6 +13,7 @@ from engine.engines import (
     make_engine,
     random_prompt,
     run,
+    step_until,
     tokens_of,
 )
 from engine.hash_model import HashModel, expected_tokens
@@ -136,8 +137,7 @@ def test_a_request_to_be_held_is_never_preempted() -> None:
     engine = make_engine(pages=12, max_running=6, chunk=2, held_fraction=1.0)
     for i in range(3):
         engine.submit(RequestSpec(f"r{i}", (i, 7), greedy(40)))
-    while engine.status().waiting:
-        engine.step()
+    step_until(engine, lambda _: not engine.status().waiting)
     engine.submit(RequestSpec("held", (2,) * 33, greedy(9), hold=True))
     preempted: list[bool] = []
     events = engine.step()

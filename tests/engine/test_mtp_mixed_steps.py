@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from engine.engines import greedy, run
+from engine.engines import greedy, run, step_until
 from engine.test_mtp_acceptance import GRID, load
 from engine.test_mtp_drafts import Guessed, assert_same, assert_same_guesses, taken
 from mtp_models import TRAINED
@@ -61,9 +61,8 @@ def answers(
     """Answers to requests, the latter of which come when the former decode."""
     for spec in first:
         engine.submit(spec)
-    events: list[Event] = []
-    while not all(any(spec.request_id == e.request_id for e in events) for spec in first):
-        events += engine.step()
+    asked_first = {spec.request_id for spec in first}
+    events = step_until(engine, lambda new: asked_first <= {event.request_id for event in new})
     for spec in then:
         engine.submit(spec)
     return events + run(engine)

@@ -4,14 +4,23 @@ import random
 from dataclasses import replace
 
 import pytest
-from engine.engines import finish_of, greedy, hand_over, make_engine, random_prompt, run, tokens_of
+from engine.engines import (
+    finish_of,
+    greedy,
+    hand_over,
+    make_engine,
+    random_prompt,
+    run,
+    step_until,
+    tokens_of,
+)
 from engine.hash_model import VOCAB
 from engine.test_equivalence import random_specs
 from engine.test_speculation import answers, assert_same, assert_same_tokens
 
 from baton.core.drafts import DraftSource
 from baton.core.errors import RequestError
-from baton.engine.request.events import Event, RequestFinished
+from baton.engine.request.events import RequestFinished
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.ngram import LONGEST
@@ -96,9 +105,9 @@ def test_a_step_waits_for_rows_that_await_a_token_for_their_drafts(seeded: rando
     )
     for spec in (told, specs[1]):
         engine.submit(spec)
-    events: list[Event] = []
-    while not any(isinstance(event, RequestFinished) for event in events):
-        events += engine.step()
+    events = step_until(
+        engine, lambda new: any(isinstance(event, RequestFinished) for event in new)
+    )
     assert engine.counters.steps < 80 / 4 + 10
     events += run(engine)
     assert_same_tokens(specs, plain, events)

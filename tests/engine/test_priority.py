@@ -4,7 +4,7 @@ starvation."""
 import random
 
 import pytest
-from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
+from engine.engines import greedy, make_engine, random_prompt, run, step_until, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 
 from baton.engine.request.events import Event, RequestFinished, Scheduled, TokenSampled
@@ -88,9 +88,7 @@ def test_a_preempted_request_lets_more_urgent_tickets_pass_but_not_for_ever() ->
     engine = make_engine(pages=8, max_running=3, chunk=64, tickets=2, overlap=False)
     for token, name in enumerate(("old", "young")):
         engine.submit(RequestSpec(name, (token,) * 8, greedy(50)))
-    events: list[Event] = []
-    while not engine.counters.preemptions:
-        events += engine.step()
+    events = step_until(engine, lambda _: engine.counters.preemptions)
     assert engine.reserve("equal", 4) is None, "a request that had begun waits for memory"
     urgent = engine.reserve("urgent", 4, priority=1)
     assert urgent is not None

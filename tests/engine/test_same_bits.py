@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from engine.engines import hand_over, run, tokens_of
+from engine.engines import hand_over, run, step_until, tokens_of
 from engine.proposers import Known
 from engine.test_oracle import load
 from oracle.reference import Oracle
@@ -255,13 +255,9 @@ def preempted_in_its_prompt(subject: Subject, spec: RequestSpec) -> bytes:
         chunked_prefill_size=GRID,
     )
     engine.submit(older)
-    events: list[Event] = []
-    while not any(isinstance(event, TokenSampled) for event in events):
-        events += engine.step()
+    events = step_until(engine, lambda new: any(isinstance(event, TokenSampled) for event in new))
     engine.submit(spec)
-    while not engine.counters.preemptions:
-        assert engine.has_work
-        events += engine.step()
+    events += step_until(engine, lambda _: engine.counters.preemptions)
     assert all(event.request_id != "long" for event in events if isinstance(event, TokenSampled))
     return answer_of(events + run(engine), spec)
 

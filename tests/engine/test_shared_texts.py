@@ -5,7 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine.engines import finish_of, greedy, make_engine, random_prompt, run, tokens_of
+from engine.engines import (
+    finish_of,
+    greedy,
+    make_engine,
+    random_prompt,
+    run,
+    step_until,
+    tokens_of,
+)
 from engine.hash_model import VOCAB
 from engine.test_equivalence import random_specs
 from engine.test_prediction import edited, of
@@ -207,8 +215,8 @@ def test_a_text_is_asked_again_where_the_device_was_right_in_part_only(seeded) -
     engine = sharing()
     prompt = random_prompt(seeded, 20, 20)
     engine.submit(RequestSpec("r", prompt, greedy(60), draft_scope=OURS))
-    while not (request := engine._requests.named("r")).output:
-        engine.step()
+    request = engine._requests.named("r")
+    step_until(engine, lambda _: request.output)
     source = shared_source(engine)
     source.texts.add(OURS, (*request.known_ids, 1, 2, 3))
     for drafts, accepted, asked in ((3, 3, False), (3, 1, True), (2, 2, False), (0, 0, True)):

@@ -21,6 +21,7 @@ from engine.engines import (
     make_engine,
     run,
     step_or_fail,
+    step_until,
     tokens_of,
 )
 from engine.hash_model import VOCAB, HashModel, expected_tokens, hash_config
@@ -243,10 +244,7 @@ def at_the_grid(engine: Engine, spec: RequestSpec) -> tuple[Request, list[Event]
     under way then; without, its result has been processed."""
     engine.submit(spec)
     request = engine._requests.named(spec.request_id)
-    events: list[Event] = []
-    while request.state_slot == request.slot:
-        events += engine.step()
-    return request, events
+    return request, step_until(engine, lambda _: request.state_slot != request.slot)
 
 
 def cancel(engine: Engine, request: Request) -> None:

@@ -152,11 +152,11 @@ async def test_transfers_that_fail(cluster: Served, tmp_path: Path, rng: random.
             for pid in await asyncio.to_thread(cluster.pids, "prefill"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                await asyncio.sleep(2.0)
+                await asyncio.sleep(2.0)  # others come back meanwhile
 
     with cluster.watched(tmp_path, SLOW) as server:
         async with cluster.load(12, lambda: drawn(rng, 1500), 8):
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(2.0)  # requests are under way
             killing = asyncio.create_task(kill_in_turn())
             try:
                 await server.until_firing("BatonTransfersFailing", deadline_s=DEADLINE_S)
@@ -180,7 +180,7 @@ async def test_memory_in_quarantine(cluster: Served, tmp_path: Path, rng: random
     stopped = cluster.pids("prefill")
     with cluster.watched(tmp_path, FAST) as server:
         async with cluster.load(12, lambda: drawn(rng, 2500), 2):
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(2.0)  # requests are under way
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             try:
