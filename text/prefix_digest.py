@@ -34,8 +34,8 @@ class PromptPrefixes:
         self.salt = salt
         self._view = memoryview(self.token_ids)
         self._known: dict[int, int] = {}  # by length
-        self._lengths: dict[int, int] = {}  # by digest
-        self._wanted: Sequence[int] = ()  # lengths of which all digests are known
+        self._wanted: Sequence[int] = ()  # lengths that `among` was asked for last
+        self._found: Sequence[int] = ()  # the digests of these
         self._state = xxhash.xxh3_64(salt)
         self._hashed = 0  # tokens in `_state`
 
@@ -58,13 +58,12 @@ class PromptPrefixes:
     def among(self, lengths: Sequence[int], digests: KeysView[int]) -> list[tuple[int, int]]:
         """Return (length, digest) of those prefixes that are in `digests`, rising.
 
-        lengths: those that `digests` has prefixes of, as in `digests`.
+        lengths: as in `digests`; others are not looked up.
         """
         if lengths != self._wanted:
-            self.digests(lengths)
-            self._wanted = lengths
-        of = self._lengths
-        return sorted([(of[digest], digest) for digest in of.keys() & digests])
+            self._wanted, self._found = lengths, self.digests(lengths)
+        at = self._found.index
+        return sorted([(lengths[at(digest)], digest) for digest in digests & self._found])
 
     def _hash(self, lengths: Sequence[int]) -> list[int]:
         """Hash these prefixes, of which none is known."""
@@ -78,5 +77,4 @@ class PromptPrefixes:
             at = length
         self._hashed = at
         self._known.update(zip(lengths, found, strict=True))
-        self._lengths.update(zip(found, lengths, strict=True))
         return found

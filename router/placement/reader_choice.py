@@ -37,7 +37,9 @@ class ReaderChoice:
         """Return a prompt at a prefill worker. tokens: of it, without what is cached there."""
         prefills = self._prefills
         behind = self._queued.prompts / max(len(prefills.staying), 1)
-        return self._at(prefills, row, tokens)._replace(link_s=link_s, behind=behind)
+        load = max(prefills.reported[row], prefills.placed[row])
+        status, queued = prefills.workers[row].status, prefills.queued_tokens[row]
+        return PromptAt(status, queued, tokens, load, link_s, behind)
 
     def at_rank(self, row: int, tokens: int) -> PromptAt:
         """Return a prompt on a decode rank."""
@@ -46,7 +48,9 @@ class ReaderChoice:
         answers = self._load.answers[worker.worker_id]
         if worker.share is not None:  # other routers have answers there too
             answers = max(answers, worker.status.running)
-        return self._at(ranks, row, tokens)._replace(answers=answers)
+        load = max(ranks.reported[row], ranks.placed[row])
+        queued = ranks.queued_tokens[row]
+        return PromptAt(worker.status, queued, tokens, load, answers=answers)
 
     def better_rank(self, there: PromptAt, ranks: Iterable[tuple[int, int]]) -> int | None:
         """Return the row of the rank that saves most by computing the prompt; None: none does.
@@ -99,10 +103,6 @@ class ReaderChoice:
 
     def _answers_on(self, rank: tuple[int, int]) -> int:
         return self._load.answers[self._ranks.ids[rank[0]]]
-
-    def _at(self, columns: Columns, row: int, tokens: int) -> PromptAt:
-        load = max(columns.reported[row], columns.placed[row])
-        return PromptAt(columns.workers[row].status, columns.queued_tokens[row], tokens, load)
 
     def _shortest(self) -> PromptAt | None:
         """Return a prompt at the prefill worker with the shortest queue; None: none is there."""

@@ -91,23 +91,16 @@ class PrefixAware(Policy):
         What is cached counts like a shorter queue.
         """
         holders = workers.cached_tokens
-        queues = workers.of_candidates(waits(workers, request.prompt_tokens))
-        of_holders = {row: queues[row] - UNCACHED * tokens for row, tokens in holders.items()}
-        shortest = min(queues)
-        least = min(of_holders.values(), default=math.inf)
-        cost = queues
-        if of_holders:
+        cost = queues = workers.of_candidates(waits(workers, request.prompt_tokens))
+        if holders:
             cost = [*queues]
-            for row, each in of_holders.items():
-                cost[row] = each
-        if least < shortest:
-            equals = sorted([row for row, each in of_holders.items() if each == least])
-        else:
-            equals = equal(cost, shortest)
-        if of_holders and self._copies(
-            holders, queues, request.prefix, equals[0], queues.index(shortest)
-        ):
-            return queues, equal(queues, shortest)
+            for row, tokens in holders.items():
+                cost[row] -= UNCACHED * tokens
+        equals = equal(cost, min(cost))
+        if holders:
+            shortest = min(queues)
+            if self._copies(holders, queues, request.prefix, equals[0], queues.index(shortest)):
+                return queues, equal(queues, shortest)
         return cost, equals
 
     def _pair(
