@@ -48,7 +48,7 @@ class EngineLoop:
         self._ending = False
         self._thread: threading.Thread | None = None  # once started
         if engine.tier is not None:
-            engine.tier.on_done = self._collect
+            engine.tier.on_done(self._collect)
 
     def start(self) -> None:
         self._thread = child_thread(self._run, "engine", self._failed)

@@ -5,7 +5,7 @@ lender keeps what is lent in place; the borrower reserves memory as for a hand-o
 takes over what has come.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import RequestError
@@ -46,7 +46,7 @@ class PrefixShare:
         return log
 
     @property
-    def loans(self) -> Iterable[Loan]:
+    def loans(self) -> Collection[Loan]:
         return self._loans
 
     def state_tokens(self, prefix: SaltedPrefix) -> int:

@@ -27,8 +27,9 @@ from baton.engine.layout.token_key import token_key
 from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.request.events import Scheduled
 from baton.engine.request.request import RequestSpec
-from baton.engine.tiers import block_copier, host_tier
+from baton.engine.tiers import block_copier
 from baton.engine.tiers.block_copier import BlockCopier, Blocks
+from baton.engine.tiers.loads import MOST_LOADS
 
 PIECE = 64
 CPU = torch.device("cpu")
@@ -175,7 +176,7 @@ def test_only_so_many_prefixes_come_back_at_once(
     for number, prompt in enumerate(prompts):
         engine.submit(RequestSpec(f"r{number}", prompt, greedy(4)))
     engine.plan_step()
-    assert tier_of(engine).tickets == host_tier._MOST_LOADS == 4
+    assert tier_of(engine).tickets == MOST_LOADS == 4
     assert_clean(engine)
     gate.set()
     events = run(engine)

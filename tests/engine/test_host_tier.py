@@ -282,7 +282,7 @@ def test_a_prefix_that_comes_back_for_nobody_is_work_to_be_ended(
 
 def test_what_was_given_up_is_copied_once_no_request_is_in_the_way(seeded: random.Random) -> None:
     engine = tiered()
-    tier_of(engine)._paused_until = 1 << 30  # as behind a copy that was given up for a request
+    tier_of(engine).saves._paused_until = 1 << 30  # as behind a copy that was given up
     prompt = random_prompt(seeded, 50, 54)
     ask(engine, prompt, 1)
     assert engine.has_work, "its prefix waits"

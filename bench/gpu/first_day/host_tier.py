@@ -91,7 +91,7 @@ def recalled(engine: Engine) -> tuple[str, str]:
     """Return what is wrong with answers whose prompts come back from the host's memory, or nothing,
     and how near they are to the first ones. What the device had is overwritten before."""
     tier = _tier(engine)
-    tier._cost = _AlwaysSooner()
+    tier.loads.cost = _AlwaysSooner()
     tokens = random.Random(0)
     vocab = engine.plan.model_config.vocab_size
     prompts = [[tokens.randrange(3, vocab) for _ in range(length)] for length in _LENGTHS]
