@@ -6,6 +6,7 @@ import xxhash
 
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.settings.quantisation import UNQUANTISED
 from baton.transfer.fingerprint import layout_fingerprint
 from baton.transfer.memory.regions import Memory
 
@@ -18,12 +19,14 @@ def worker_fingerprint(config: EngineConfig, model: ModelConfig, memory: Memory)
     The layouts are those of the undivided model, also where each rank keeps a part. Weights that
     are rounded at load make another model; those kept as the files have them do not.
     """
+    quantised = model.quantisation
+    files = "" if quantised == UNQUANTISED else f" quantised by {quantised.name}"
     rounded = " in int8" if config.weight_format is WeightFormat.INT8 else ""
     return layout_fingerprint(
         memory.slots,
         memory.pages,
         model=f"{model.family}, config {_config_hash(config.model)}",
-        weights=f"{weights_hash(config.model)}{rounded}",
+        weights=f"{weights_hash(config.model)}{files}{rounded}",
         dtype=str(config.dtype).removeprefix("torch."),
         chunk_size=model.mamba_chunk_size,
         ranks=config.tp,

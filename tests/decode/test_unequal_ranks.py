@@ -122,29 +122,45 @@ async def test_turns_of_conversations_go_from_p_ranks_to_d_and_back(
 ) -> None:
     """Beside one another; the second turns find KV on the rank, and the state that the first left
     there comes back to the prefill worker."""
+    prefill, decode = engine_of("prefill", p), engine_of("decode", d)
+    await take_turns(oracle, folder, prefill, decode, channel, seeded)
+
+
+async def take_turns(
+    oracle: Oracle,
+    reference: Path,
+    of_prefill: Engine,
+    of_decode: Engine,
+    channel: str,
+    rng: random.Random,
+) -> None:
+    """Ask, and ask again with the answers, between workers with these engines.
+
+    reference: the checkpoint of NAME that transformers reads
+    """
     options: dict[str, Any] = {"channel": channel, "worker": {"state_return": StateReturn.DEMAND}}
-    prefill = prefill_worker(loaded=engine_of("prefill", p), **options)
-    decode = decode_worker(loaded=engine_of("decode", d), **options)
-    counters = decode.engine.counters
-    hits = counters.transfer_hit_tokens
-    firsts = [prompt(seeded, length) for length in (3, 53, 101)]
+    prefill = prefill_worker(loaded=of_prefill, **options)
+    decode = decode_worker(loaded=of_decode, **options)
+    d = of_decode.config.tp
+    hits = of_decode.counters.transfer_hit_tokens
+    firsts = [prompt(rng, length) for length in (3, 53, 101)]
     async with joined(prefill, decode) as router:
         started = [await router.start(each, greedy(STEPS), [prefill]) for each in firsts]
         seconds = []
         for first, (_, answer) in zip(firsts, started, strict=True):
             await answer.end()
-            seconds.append((*first, *answer.token_ids, *prompt(seeded, 20)))
-            oracle.assert_all_greedy(folder, [first], [answer.token_ids], STEPS)
+            seconds.append((*first, *answer.token_ids, *prompt(rng, 20)))
+            oracle.assert_all_greedy(reference, [first], [answer.token_ids], STEPS)
         await until(lambda: decode.been_in(HandoffState.ACTIVE) == len(firsts))
         for second in seconds:
             _, answer = await router.start(second, greedy(STEPS), [prefill])
             await answer.end()
-            oracle.assert_all_greedy(folder, [second], [answer.token_ids], STEPS)
+            oracle.assert_all_greedy(reference, [second], [answer.token_ids], STEPS)
         for worker in (prefill, decode):
             await worker.clean()
         assert decode.been_in(HandoffState.ACTIVE) == len(firsts) + len(seconds)
         assert fetches(prefill, Outcome.FETCHED) >= 1
-        assert decode.engine.counters.transfer_hit_tokens > hits
+        assert of_decode.counters.transfer_hit_tokens > hits
         for rank in range(d) if d > 1 else ():
             resident = sample(decode, "rank_memory_used_bytes", rank=str(rank))
             assert resident is not None and resident > 1 << 20
