@@ -122,13 +122,13 @@ def _body(path: str, talk: Talk, thinking: Json, disguise: int) -> Json:
 
 async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compared]:
     """Yield what became of each conversation with one template. The folder gets its files."""
-    with made_model(folder, source, TemplateOptions()) as model:
+    with made_model(folder / "probed", source, TemplateOptions()) as model:
         template = model.text.template
     traits = template._chosen(tools=True).traits
     spells = not (traits.tools and traits.calls and traits.results)
     # Where the template writes tools in a form that is not known, any will do.
     options = TemplateOptions(tool_parser="hermes" if template.tools is None else AUTO)
-    with made_model(folder, source, options) as model, model.prompts() as prompts:
+    with made_model(folder / "served", source, options) as model, model.prompts() as prompts:
         for talk in TALKS:
             for thinking in THINKING:
                 expected = best_prompt(model, talk, thinking)
