@@ -57,9 +57,16 @@ def read_document(path: Path) -> tuple[YamlEntry, ...]:
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigFileError(f"{path}{line}: {err.problem or err.context}") from err
+        raise ConfigFileError(f"{path}{line}: {err.problem or err.context}{_hint(err)}") from err
     except yaml.YAMLError as err:
         raise ConfigFileError(f"{path}: no YAML: {err}") from err
+
+
+def _hint(err: yaml.MarkedYAMLError) -> str:
+    """Return what would be right, where YAML's own errors do not say it."""
+    if isinstance(err, yaml.scanner.ScannerError | yaml.parser.ParserError):
+        return "; expected lines of `option: value`, those of a section indented alike"
+    return ""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # mypy does not see its types

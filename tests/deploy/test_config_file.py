@@ -189,6 +189,7 @@ WRONG = [
     ("? [a]\n: b", 2, "a key is the name of an option"),
     ("decode: 2\n---\ndecode: 3", 3, "but found another document"),
     ("decode: [2", 3, "expected ',' or ']'"),
+    ("decode: 2\n  prefill: 2", 3, "those of a section indented alike"),
     ("- decode", 2, "expected"),
 ]
 
