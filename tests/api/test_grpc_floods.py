@@ -28,8 +28,8 @@ from baton.api.access.key_gate import KeyGate
 from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.proto import inference_pb2, inference_pb2_grpc
 
-FLOOD = 2000
 LIMITS = ClientLimits()
+FLOOD = LIMITS.grpc_streams + 100  # more than all of them
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 ALICE, MALLORY = new_key(), new_key()
