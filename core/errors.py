@@ -26,6 +26,7 @@ BatonError                     INTERNAL
 │   ├── SchemaError            INVALID_REQUEST    a JSON schema that is none, or too large
 │   ├── PatternError           INVALID_REQUEST    a schema's pattern that grammars cannot have
 │   └── GrammarBusyError       OVERLOADED         too many grammars at once
+├── DamagedFileError           DATA_LOSS          a file of a prefix has other bytes [engine]
 ├── TransferError              INTERNAL           [transfer]
 │   ├── MoveError              INTERNAL           a hand-off made a move that its table lacks
 │   ├── TicketError            UNAVAILABLE        a ticket that is unknown, outdated or closed

@@ -70,7 +70,9 @@ class TokensOr:
 
 @dataclass(frozen=True)
 class File:
-    """The path of a file that exists; made absolute."""
+    """The path of a file; made absolute."""
+
+    exists: bool = True  # False: it need not
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,8 @@ def click_type(declared: Declared) -> click.ParamType[object]:
             return TokensOrWord(tokens)
         case Words(meanings):
             return click.Choice(list(meanings), case_sensitive=False)
-        case File():
-            return click.Path(exists=True, dir_okay=False, path_type=Path)
+        case File(exists):
+            return click.Path(exists=exists, dir_okay=False, path_type=Path)
         case Folder():
             return click.Path(file_okay=False, path_type=Path)
         case ReadText() | FolderOrName():

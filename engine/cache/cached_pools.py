@@ -24,6 +24,14 @@ class Backup(Protocol):
         last: it is the deepest of those that came with it."""
         ...
 
+    def finished(self, node: Node) -> None:
+        """Note that a request has ended, and could be resumed from `node`."""
+        ...
+
+    def hit(self, node: Node) -> None:
+        """Note that a request resumes from `node`."""
+        ...
+
     def recallable(self) -> tuple[int, int]:
         """Return how many slots and pages of the cache nobody else has locked."""
         ...

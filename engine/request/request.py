@@ -72,7 +72,8 @@ class Promotion:
     """A prefix in another memory that could spare a request that waits its computing.
 
     below, depth: tokens that it could resume from without it, and with it. over: the request need
-    not wait for it any more. crowded: there was no room for it or for the request, so look again
+    not wait for it any more. unfiled: tokens that it could resume from without files. searched:
+    they were looked at. crowded: there was no room for it or for the request, so look again
     before an admission. copied: it has come to the device's cache. again: times that it may come
     once more, where others push it out of that cache.
     """
@@ -83,15 +84,20 @@ class Promotion:
     crowded: bool = False
     copied: bool = False
     again: int = 2
+    unfiled: int = 0
+    searched: bool = False
 
     def comes_again(self, found: int) -> bool:
         """Return true if a request should wait for it once more, of which the device's cache still
         has `found` tokens."""
         return self.copied and self.again > 0 and found < self.depth
 
-    def spared(self, computed: int) -> int:
-        """Return the tokens that it has spared a request that resumes from `computed`."""
-        return max(0, min(computed, self.depth) - self.below)
+    def spared(self, computed: int) -> tuple[int, int]:
+        """Return the tokens that the host's memory, and that files have spared a request that
+        resumes from `computed`."""
+        end = min(computed, self.depth)
+        file = max(0, end - max(self.below, self.unfiled))
+        return max(0, end - self.below) - file, file
 
 
 class RequestState(StrEnum):

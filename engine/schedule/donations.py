@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.cache.prefix_node import Snapshot
+from baton.engine.cache.prefix_node import Node, Snapshot
 from baton.engine.layout.owners import Owner
 from baton.engine.request.request import Request
 from baton.engine.settings.counters import Counters
@@ -72,10 +72,24 @@ class Donations:
 
     def kept_tokens(self, request: Request) -> int:
         """Return how many tokens of what `request` left to the cache can be resumed from."""
+        node = self._resumable(request)
+        return node.depth if node is not None else 0
+
+    def finish(self, request: Request) -> int:
+        """Tell the backup what a request that is over has left to the cache. Return how many tokens
+        of that can be resumed from."""
+        node = self._resumable(request)
+        if node is None or not node.depth:
+            return 0
+        if self.pools.backup is not None:
+            self.pools.backup.finished(node)
+        return node.depth
+
+    def _resumable(self, request: Request) -> Node | None:
         node = request.node
         while node is not None and self.pools.stateful and node.snapshot is None:
             node = node.parent
-        return node.depth if node is not None else 0
+        return node
 
     def _insert(
         self, request: Request, depth: int, snapshots: Sequence[Snapshot]

@@ -56,11 +56,14 @@ class RequestMemory:
         counters.kv_hit_tokens += match.kv_depth
         counters.branch_points += request.branch is not None
         promotion = request.promotion
-        spared = 0 if promotion is None else promotion.spared(request.lengths.computed)
-        counters.host_hit_tokens += spared
+        host, file = (0, 0) if promotion is None else promotion.spared(request.lengths.computed)
+        counters.host_hit_tokens += host
+        counters.file_hit_tokens += file
+        if self.pools.backup is not None and match.depth:
+            self.pools.backup.hit(match.node)
         if not request.admissions:
             request.cached_tokens, request.cached_kv = request.lengths.computed, match.kv_depth
-            request.cached_host = spared
+            request.cached_host = host + file
         request.admissions += 1
 
     def count_guess(self, seconds: float) -> None:

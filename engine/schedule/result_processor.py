@@ -198,7 +198,7 @@ class ResultProcessor:
             self._donations.donate_live(request)
         else:
             self._donations.share_pages(request)
-        state_tokens = self._donations.kept_tokens(request)
+        state_tokens = self._donations.finish(request)
         self._scheduler.drop(request)
         self._requests.remove(request)
         return RequestFinished(

@@ -79,6 +79,14 @@ class Counters:
         "Copies into the host's tier that were given up for a request that needed the memory."
     )
     host_failures: int = _count("Copies into or out of the host's tier that failed.")
+    file_hit_tokens: int = _count(
+        "Prompt tokens that were not computed, because their state came back from files."
+    )
+    file_misses: int = _count(
+        "Requests of whose prompts the files had no more than the worker's memory."
+    )
+    files_written: int = _count("Files that were written with cached prefixes.")
+    file_failures: int = _count("Files that could not be written, and that were no use to read.")
     preemptions: int = _count("Requests that gave up their memory for others.")
     rows_behind: int = _count(
         "Rows that were left out of a step, because their mask or their drafts depend on a token "

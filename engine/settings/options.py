@@ -1,9 +1,10 @@
 """The options of an engine. Its import needs no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from baton.core.latency_target import LatencyTarget
-from baton.core.options import Group, Number, Whole, Words, option
+from baton.core.options import File, Folder, Group, Number, Whole, Words, option
 from baton.engine.layout.grids import Strategy
 from baton.engine.settings.choices import (
     CPU_MAX_RUNNING,
@@ -106,6 +107,22 @@ class EngineOptions(LatencyTarget):
         0, Group.CACHE,
         "GiB of host memory for copies of snapshots, beside --host-cache-gb for pages: a hybrid "
         "model needs both.", Number(0), names=("--host-cache-state-gb",), factor=1 << 30)
+    file_cache: Path | None = option(
+        None, Group.CACHE,
+        "Folder for files with cached prefixes, which outlive the worker: what is found there is "
+        "read where that is sooner than computing it. Workers may share it. Needs --host-cache-gb, "
+        "--file-cache-gb and --state-key-file.", Folder())
+    file_cache_bytes: int = option(
+        0, Group.CACHE, "GiB of all files in --file-cache; those not used for longest go first.",
+        Number(0), names=("--file-cache-gb",), factor=1 << 30)
+    file_cache_age_s: float = option(
+        7 * 24 * 3600.0, Group.CACHE,
+        "Hours since its last use after which a file in --file-cache is removed.",
+        Number(0, above=True), names=("--file-cache-hours",), factor=3600)
+    state_key_file: Path | None = option(
+        None, Group.CACHE,
+        "File of the key that names and signs files in --file-cache; made at first use. Workers "
+        "that share files need the same one.", File(exists=False))
     mtp_recycle: MtpRecycle | None = option(
         None, Group.DRAFTS,
         "What a further draft of the model's own layer goes on from: its hidden state behind its "

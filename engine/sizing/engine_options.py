@@ -68,6 +68,7 @@ def check_options(
     _check_synthetic(config)
     check_ranks(config)
     _check_host_cache(config, model)
+    _check_files(config)
     if config.tickets < 0:
         raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
     for name, fraction in (
@@ -137,6 +138,18 @@ def _check_host_cache(config: EngineConfig, model: ModelConfig) -> None:
                 f"the model {'has' if layers else 'has no'} {what}, and {name} is "
                 f"{given / (1 << 30):g}: {'give it memory too' if layers else 'leave it out'}"
             )
+
+
+def _check_files(config: EngineConfig) -> None:
+    if config.file_cache is None:
+        return
+    for name, given, why in (
+        ("host_cache_gb", config.host_tier_bytes, "files are read into the host's tier"),
+        ("file_cache_gb", config.file_cache_bytes, "files need a limit"),
+        ("state_key_file", config.state_key_file, "files are named and signed by a key"),
+    ):
+        if not given:
+            raise ConfigError(f"file_cache is given, and {name} is not: {why}. Give both")
 
 
 def check_ranks(config: EngineConfig) -> None:

@@ -1,26 +1,18 @@
 """Copies of slots and pages between a device's pools and the host's, beside the engine's thread."""
 
-import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from baton.core.supervised import submit
-from baton.core.thread_name import show_name
 from baton.engine.layout.device import use_device
 from baton.engine.memory.host_bytes import HostBytes
-
-log = logging.getLogger(__name__)
+from baton.engine.tiers.copy_thread import Copy, CopyThread
 
 PIECE_BYTES = 4 << 20
 """Bytes between two looks at whether to stop: a millisecond's work, or little more."""
-_CLOSE_S = 10.0
-"""The time that copies which were told to stop have to end."""
 
 
 class Blocks(NamedTuple):
@@ -28,24 +20,6 @@ class Blocks(NamedTuple):
 
     source: Tensor
     target: Tensor
-
-
-class Copy:
-    """A copy under way."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._stop = threading.Event()
-        self.done: Future[float | None] = Future()
-        """Its seconds; None where it was stopped before its end."""
-
-    @property
-    def stopping(self) -> bool:
-        return self._stop.is_set()
-
-    def stop(self) -> None:
-        """Let it end before its end, soon."""
-        self._stop.set()
 
 
 class BlockCopier:
@@ -58,13 +32,11 @@ class BlockCopier:
     def __init__(self, name: str, kinds: Sequence[Blocks], device: torch.device) -> None:
         """name: of the thread. kinds: slots, and pages. device: that of the pool which is not the
         host's."""
-        self._name = name
         self._kinds = kinds
         self._movers = [_mover(blocks) for blocks in kinds]
         self._device = device
         self._stream: torch.cuda.Stream | None = None
-        self._worker = ThreadPoolExecutor(1, name, initializer=self._begin, initargs=(name,))
-        self._newest: Copy | None = None
+        self._thread = CopyThread(name, self._begin)
 
     def start(
         self,
@@ -75,23 +47,14 @@ class BlockCopier:
         """Copy blocks, given as pairs of source and target. after: called on some thread at the
         end, however it ends."""
         sizes = [blocks.source.shape[1] for blocks in self._kinds]
-        copy = Copy(len(slots) * sizes[0] + len(pages) * sizes[1])
-        try:
-            copy.done = submit(self._worker, self._copy, copy, (slots, pages))
-        except RuntimeError as error:  # the thread could not begin, as without memory for a stream
-            copy.done.set_exception(error)
-        copy.done.add_done_callback(lambda _: after())
-        self._newest = copy
-        return copy
+        nbytes = len(slots) * sizes[0] + len(pages) * sizes[1]
+        return self._thread.run(nbytes, lambda copy: self._copy(copy, (slots, pages)), after)
 
     def close(self) -> None:
         """Take nothing more, and wait a while for the end of what was begun."""
-        self._worker.shutdown(wait=False)
-        if self._newest is not None and wait([self._newest.done], _CLOSE_S).not_done:
-            log.warning("copies on the thread %s have not ended in %g s", self._name, _CLOSE_S)
+        self._thread.close()
 
-    def _begin(self, name: str) -> None:
-        show_name(name)
+    def _begin(self) -> None:
         if self._device.type == "cuda":
             use_device(self._device)
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

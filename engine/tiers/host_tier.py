@@ -21,6 +21,7 @@ from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.sizing.host_sizes import HostSizes
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.tiers.block_copier import BlockCopier, Blocks
+from baton.engine.tiers.file_tier import FileTier, file_tier
 from baton.engine.tiers.host_memory import HostPools, host_pools
 from baton.engine.tiers.loads import Loads
 from baton.engine.tiers.prefix_copy import CopyRoute
@@ -31,21 +32,22 @@ class HostTier:
     """Used on the engine's thread, like the caches on both its sides."""
 
     def __init__(
-        self, host: PrefixShare, memory: HostPools, saving: CopyRoute, loading: CopyRoute,
-        scheduler: Scheduler, planner: RowPlanner, most_running: int,
-    ) -> None:  # fmt: skip
-        """saving, loading: from the device's cache into the host's, and back. planner: knows how
-        far a request may resume."""
+        self,
+        host: PrefixShare,
+        memory: HostPools,
+        saves: Saves,
+        loads: Loads,
+        files: FileTier | None,
+    ) -> None:
         self.host, self.memory = host, memory
-        self.saves = Saves(saving, idle=lambda: not scheduler.admitted)
-        self.loads = Loads(loading, scheduler, planner, most_running)
-        self._routes = saving, loading
+        self.saves, self.loads, self.files = saves, loads, files
 
     def on_done(self, call: Callable[[], None]) -> None:
         """Let `call` be called on another thread when a copy is done, and `collect` has something
         to do."""
-        for route in self._routes:
-            route.on_done = call
+        self.saves.route.on_done = self.loads.route.on_done = call
+        if self.files is not None:
+            self.files.on_done = call
 
     @property
     def saving(self) -> bool:
@@ -56,7 +58,8 @@ class HostTier:
     def has_work(self) -> bool:
         """True while prefixes are copied back, whose memory is nobody's to take, and where one that
         was given up for requests may be copied here again."""
-        return bool(self.loads.number) or self.saves.has_work
+        reading = self.files is not None and bool(self.files.reading)
+        return bool(self.loads.number) or reading or self.saves.has_work
 
     @property
     def tickets(self) -> int:
@@ -72,6 +75,8 @@ class HostTier:
     def collect(self) -> None:
         """Take over what has been copied, and begin what waits for its turn."""
         self.loads.collect()
+        if self.files is not None:
+            self.files.collect()
         self.saves.collect()
 
     # What the device's cache asks: see `Backup` -----------------------------------------------
@@ -80,6 +85,16 @@ class HostTier:
         """See `Backup`. The newest prefix is copied first, in place of those of the same text that
         wait."""
         self.saves.add(node, last=last)
+
+    def finished(self, node: Node) -> None:
+        """See `Backup`. Files take what is finished."""
+        if self.files is not None:
+            self.files.finished(node)
+
+    def hit(self, node: Node) -> None:
+        """See `Backup`. Files take what is hit twice."""
+        if self.files is not None:
+            self.files.hit(node)
 
     def recallable(self) -> tuple[int, int]:
         """See `Backup`."""
@@ -92,6 +107,8 @@ class HostTier:
     def flush(self) -> bool:
         """See `Backup`. What is being copied back stays."""
         self.saves.flush()
+        if self.files is not None:
+            self.files.flush()
         self.host.pools.cache.flush()
         return not self.host.pools.cache.nodes
 
@@ -112,6 +129,8 @@ class HostTier:
         """Wait for the copies under way; nothing may be asked of it after this."""
         self.saves.close()
         self.loads.close()
+        if self.files is not None:
+            self.files.close()
 
 
 def host_tier(
@@ -137,6 +156,9 @@ def host_tier(
     where = states.storage.device
     saving = CopyRoute(device, host, BlockCopier("save", saved, where), device.pools.counters)
     loading = CopyRoute(host, device, BlockCopier("load", loaded, where), device.pools.counters)
-    tier = HostTier(host, memory, saving, loading, scheduler, planner, plan.max_running)
+    saves = Saves(saving, idle=lambda: not scheduler.admitted)
+    files = file_tier(plan, device, host, memory, scheduler.speeds, saves)
+    loads = Loads(loading, scheduler, planner, plan.max_running, files)
+    tier = HostTier(host, memory, saves, loads, files)
     device.pools.backup = tier
     return tier

@@ -9,11 +9,17 @@ from itertools import count
 from baton.engine.handoff.prefix_share import Loan, PrefixShare
 from baton.engine.request.request import Reservation
 from baton.engine.settings.counters import Counters
-from baton.engine.tiers.block_copier import BlockCopier, Copy
+from baton.engine.tiers.block_copier import BlockCopier
+from baton.engine.tiers.copy_thread import Copy
 
 log = logging.getLogger(__name__)
 
 _numbers = count(1)
+
+
+def next_name() -> str:
+    """Return a name for a reservation, which no request and no other copy has."""
+    return f"tier-{next(_numbers)}"
 
 
 @dataclass(eq=False)
@@ -25,7 +31,7 @@ class PrefixCopy:
     loan: Loan
     reservation: Reservation | None = None  # None: it waits for a step to be over
     copy: Copy | None = None  # once there is a reservation
-    name: str = field(default_factory=lambda: f"tier-{next(_numbers)}")  # the reservation's
+    name: str = field(default_factory=next_name)  # the reservation's
 
     @property
     def over(self) -> bool:

@@ -20,7 +20,7 @@ class Saves:
 
     def __init__(self, route: CopyRoute, idle: Callable[[], bool]) -> None:
         """route: from the device's cache into the host's. idle: true while no request runs."""
-        self._route, self._idle = route, idle
+        self.route, self._idle = route, idle
         self._device, self._host = route.source.pools, route.target.pools
         self._counters = self._device.counters
         self._queue: OrderedDict[Node, bool] = OrderedDict()  # newest last; True: a later one of
@@ -105,7 +105,7 @@ class Saves:
         """Stop the copy under way, and wait for its end."""
         if self._current is not None and self._current.copy is not None:
             self._current.copy.stop()
-        self._route.close()
+        self.route.close()
 
     def _begin_next(self) -> None:
         """Begin to copy the newest prefix that waits and that is not in the host's memory yet."""
@@ -119,9 +119,14 @@ class Saves:
             if self._host.cache.match(key, node.depth, salt).depth >= node.depth:
                 continue
             self._begin(node, key, salt)
-            if self._current is None and self._route.target.loans and self._fits(node.depth):
-                self._queue[node] = last  # what is lent there comes back when a load ends
+            if self._current is None and self._crowded and self._fits(node.depth):
+                self._queue[node] = last  # what is in use there comes back
                 return
+
+    @property
+    def _crowded(self) -> bool:
+        """True while the host's cache lends anything, or expects a prefix from files."""
+        return bool(self.route.target.loans or len(self.route.target.reservations))
 
     def _fits(self, tokens: int) -> bool:
         """Return true if a prefix of so many tokens has room in the host's memory once nothing else
@@ -130,16 +135,16 @@ class Saves:
 
     def _begin(self, node: Node, key: bytes, salt: bytes) -> None:
         """Begin to copy `node`, if there is room for it beside what the host's cache lends."""
-        each = PrefixCopy(key, salt, self._route.source.lend_node(node))
-        if self._route.reserve(each, headroom=0):
+        each = PrefixCopy(key, salt, self.route.source.lend_node(node))
+        if self.route.reserve(each, headroom=0):
             self._current = each
         else:
-            self._route.source.give_back(each.loan)
+            self.route.source.give_back(each.loan)
 
     def _end(self, each: PrefixCopy) -> bool:
         """Take over what was copied, and give back what was lent. False: it is not whole."""
         self._current = None
-        whole = self._route.end(each)
+        whole = self.route.end(each)
         if whole and each.reservation is not None:
             self._counters.host_snapshots_saved += self._device.stateful
             self._counters.host_pages_saved += len(each.reservation.owned)

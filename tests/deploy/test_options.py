@@ -111,7 +111,8 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
         "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "5000",
         "--speculative-synthetic-acceptance", "2.5", "--mtp-recycle", "before_norm",
-        "--host-cache-gb", "3", "--host-cache-state-gb", "1",
+        "--host-cache-gb", "3", "--host-cache-state-gb", "1", "--file-cache", "files",
+        "--file-cache-gb", "9", "--file-cache-hours", "5", "--state-key-file", "key",
     ).engine  # fmt: skip
     default = EngineConfig(Path("m"))
     names = {field.name for field in fields(EngineConfig)}

@@ -27,7 +27,7 @@ from baton.engine.layout.token_key import token_key
 from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.request.events import Scheduled
 from baton.engine.request.request import RequestSpec
-from baton.engine.tiers import block_copier
+from baton.engine.tiers import block_copier, copy_thread
 from baton.engine.tiers.block_copier import BlockCopier, Blocks
 from baton.engine.tiers.loads import MOST_LOADS
 
@@ -97,7 +97,7 @@ def test_closing_does_not_wait_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = Gate(monkeypatch)
-    monkeypatch.setattr(block_copier, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(copy_thread, "_CLOSE_S", 0.01)
     copier = BlockCopier("copies", kinds, CPU)
     copy = copier.start([(0, 1)], [], lambda: None)
     assert gate.reached.acquire(timeout=DEADLINE)

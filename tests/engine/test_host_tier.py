@@ -44,7 +44,8 @@ from baton.engine.request.events import Event, RequestFinished
 from baton.engine.request.request import RequestSpec
 from baton.engine.step.batch import Batch
 from baton.engine.stream.forward_stream import ThreadStream
-from baton.engine.tiers.block_copier import BlockCopier, Copy, block_runs
+from baton.engine.tiers.block_copier import BlockCopier, block_runs
+from baton.engine.tiers.copy_thread import Copy
 
 GRID = 16
 DEADLINE = 60.0
