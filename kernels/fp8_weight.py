@@ -1,4 +1,5 @@
-"""Matrices of 8-bit floats that products expand piece by piece."""
+"""Matrices of 8-bit floats, or of 8-bit integers with scales, that products expand piece by
+piece."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from baton.kernels import huge_pages
 
+FP8 = torch.float8_e4m3fn
 PANEL = 16  # rows side by side
 GROUP = 32  # inputs of which every scale is a multiple
 WORDS = 32
@@ -19,13 +21,16 @@ _PADDED_ROWS = 256
 
 @dataclass(frozen=True)
 class Fp8Weight:
-    """A matrix [O, K] of E4M3 floats as the native library multiplies it: PackedWeight's order of
-    bytes, and scales in the same order. Its products have the bits of those of `dense`, packed.
+    """A matrix [O, K] of E4M3 floats or of integers as the native library multiplies it:
+    PackedWeight's order of bytes, and scales in the same order. Its products have the bits of
+    those of `dense`, packed.
 
-    values: [ceil(O / 16), ceil(K / d), 16, d] uint8, d as in PackedWeight of `dtype`; no NaN
+    values: [ceil(O / 16), ceil(K / d), 16, d] uint8, the bits of the numbers, d as in PackedWeight
+            of `dtype`; no NaN
     scales: [ceil(O / 16), ceil(K / group), 16] float32
     group:  inputs that share a scale, a multiple of GROUP
     dtype:  of the products, to which values times scales are rounded
+    stored: dtype of the numbers: float8_e4m3fn or int8
     """
 
     values: Tensor
@@ -33,6 +38,11 @@ class Fp8Weight:
     group: int
     shape: torch.Size
     dtype: torch.dtype
+    stored: torch.dtype = FP8
+
+    @property
+    def integers(self) -> bool:
+        return self.stored is torch.int8
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +59,7 @@ class Fp8Weight:
     def of(values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> "Fp8Weight":
         """Pack a matrix.
 
-        values: [O, K] float8_e4m3fn without NaN, perhaps mapped from a file
+        values: [O, K] float8_e4m3fn without NaN, or int8, perhaps mapped from a file
         scales: [O, ceil(K / group)] float32
         dtype:  bfloat16 or float32
         """
@@ -74,33 +84,39 @@ class Fp8Weight:
         by_panel = torch.zeros(panels * PANEL, scales.shape[1])
         by_panel[:rows] = scales
         by_panel = by_panel.view(panels, PANEL, -1).transpose(1, 2).contiguous()
-        return Fp8Weight(packed, by_panel, group, values.shape, dtype)
+        return Fp8Weight(packed, by_panel, group, values.shape, dtype, values.dtype)
 
     def dense(self) -> Tensor:
         """Return the matrix as [O, K], in the products' dtype."""
         rows, columns = self.shape
-        stored = self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
+        numbers = self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
         scales = self.scales.transpose(1, 2).flatten(0, 1)[:rows]
         every = scales.repeat_interleave(self.group, 1)[:, :columns]
-        exact = stored.contiguous().view(torch.float8_e4m3fn).float() * every
+        exact = numbers.contiguous().view(self.stored).float() * every
         return exact.to(self.dtype)
 
 
 @dataclass(frozen=True)
 class Fp8Experts:
-    """A matrix an expert, [E, O, K], of E4M3 floats, row by row as the native library's experts
-    have them. Their products have the bits of those of `dense`.
+    """A matrix an expert, [E, O, K], of E4M3 floats or of integers, row by row as the native
+    library's experts have them. Their products have the bits of those of `dense`.
 
-    values: [E, O, K] uint8, no NaN
+    values: [E, O, K] uint8, the bits of the numbers, no NaN
     scales: [E, O, ceil(K / group)] float32
     group:  inputs that share a scale, a multiple of GROUP
     dtype:  of the products, to which values times scales are rounded
+    stored: dtype of the numbers: float8_e4m3fn or int8
     """
 
     values: Tensor
     scales: Tensor
     group: int
     dtype: torch.dtype
+    stored: torch.dtype = FP8
+
+    @property
+    def integers(self) -> bool:
+        return self.stored is torch.int8
 
     @property
     def nbytes(self) -> int:
@@ -112,17 +128,21 @@ class Fp8Experts:
 
     @staticmethod
     def empty(
-        shape: Sequence[int], group: int, dtype: torch.dtype, device: torch.device
+        shape: Sequence[int],
+        group: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        stored: torch.dtype = FP8,
     ) -> "Fp8Experts":
         """Allocate matrices [E, O, K], for `put`."""
         *leading, columns = shape
         values = huge_pages.empty(shape, torch.uint8, device)
         scales = huge_pages.empty((*leading, -(-columns // group)), torch.float32, device)
-        return Fp8Experts(values, scales, group, dtype)
+        return Fp8Experts(values, scales, group, dtype, stored)
 
     def put(self, place: int | slice, values: Tensor, scales: Tensor) -> None:
-        """Set the matrices of some experts: values as float8_e4m3fn, scales as float32. On the meta
-        device: nothing.
+        """Set the matrices of some experts: values in the dtype `stored`, scales as float32. On the
+        meta device: nothing.
         """
         if not self.values.is_meta:
             self.values[place] = values.view(torch.uint8)
@@ -131,7 +151,7 @@ class Fp8Experts:
     def dense(self) -> Tensor:
         """Return the matrices as [E, O, K], in the products' dtype."""
         every = self.scales.repeat_interleave(self.group, 2)[..., : self.shape[2]]
-        return (self.values.view(torch.float8_e4m3fn).float() * every).to(self.dtype)
+        return (self.values.view(self.stored).float() * every).to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -153,6 +173,10 @@ class Fp8Words:
     group: int
     inner: int
     dtype: torch.dtype
+
+    @property
+    def stored(self) -> torch.dtype:
+        return FP8
 
     @property
     def nbytes(self) -> int:

@@ -255,6 +255,7 @@ def _multiply_packed(
             y_stride=y.stride(0),
             dtype=DTYPES[weight.dtype],
             group=weight.group,
+            integers=int(weight.integers),
         )
         return
     native.call(

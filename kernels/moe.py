@@ -209,8 +209,8 @@ def _experts_native(
 ) -> Tensor:
     rows, top_k = experts.shape
     count, width, inner = w_out.shape
-    up, up_scale, up_group = _parts(w_in)
-    down, down_scale, down_group = _parts(w_out)
+    up, up_scale, up_group, up_integers = _parts(w_in)
+    down, down_scale, down_group, down_integers = _parts(w_out)
     dtype = w_in.dtype
     if w_out.dtype != dtype:
         raise ValueError(f"experts of {dtype} and {w_out.dtype}: expected one dtype")
@@ -233,6 +233,8 @@ def _experts_native(
         y=y,
         up_group=up_group,
         down_group=down_group,
+        up_integers=int(up_integers),
+        down_integers=int(down_integers),
         rows=rows,
         width=width,
         inner=inner,
@@ -245,15 +247,16 @@ def _experts_native(
     return y
 
 
-def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int]:
-    """Return the matrices as the library reads them, their scales, and the columns that share one:
-    0 where a whole row does, or where there are none.
+def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int, bool]:
+    """Return the matrices as the library reads them, their scales, the columns that share one
+    (0 where a whole row does, or where there are none), and whether they are expanded from
+    integers.
     """
     if isinstance(weight, Fp8Experts):
-        return weight.values, weight.scales, weight.group
+        return weight.values, weight.scales, weight.group, weight.integers
     if isinstance(weight, Fp8Words):
         raise TypeError("the native library's experts lie row by row; see Fp8Experts")
-    return *weight_parts(weight), 0
+    return *weight_parts(weight), 0, False
 
 
 def _through_experts(

@@ -1,4 +1,5 @@
-"""FP8 checkpoints that tests make, beside the same weights expanded by a reference of its own.
+"""FP8 and INT8 checkpoints that tests make, beside the same weights expanded by a reference of
+its own.
 
 The reference goes block by block in loops, as the formats are described, and shares no code with
 the loader.
@@ -23,12 +24,12 @@ from baton.kernels.linear import packs
 
 FP8 = torch.float8_e4m3fn
 FILE = "model.safetensors"
-_LARGEST = 448.0  # of FP8
+_LARGEST = {FP8: 448.0, torch.int8: 127.0}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight in FP8, its scales as a file has them, and what it stands for in float32."""
+    """A weight in 8 bits, its scales as a file has them, and what it stands for in float32."""
 
     values: Tensor
     scales: Tensor
@@ -38,9 +39,14 @@ class Packed:
 Form = Callable[[Tensor], Packed]
 
 
-def in_blocks(rows: int | None, columns: int | None, exponents: bool = False) -> Form:
+def in_blocks(
+    rows: int | None,
+    columns: int | None,
+    exponents: bool = False,
+    stored: torch.dtype = FP8,
+) -> Form:
     """A scale for each block of `rows` x `columns` (None: all of them), the last ones partial; for
-    each expert of stacked ones. exponents: scales are powers of two."""
+    each expert of stacked ones. exponents: scales are powers of two. stored: FP8 or int8"""
 
     def pack(weight: Tensor) -> Packed:
         if weight.dim() == 3:
@@ -53,13 +59,14 @@ def in_blocks(rows: int | None, columns: int | None, exponents: bool = False) ->
         high, wide = rows or weight.shape[0], columns or weight.shape[1]
         counts = (-(-weight.shape[0] // high), -(-weight.shape[1] // wide))
         scales = torch.zeros(counts)
-        values = torch.zeros(weight.shape).to(FP8)
+        values = torch.zeros(weight.shape).to(stored)
         expanded = torch.zeros(weight.shape)
         for i, j in product(*(range(count) for count in counts)):
             place = (slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide))
-            scale = weight[place].abs().max() / _LARGEST
+            scale = weight[place].abs().max() / _LARGEST[stored]
             scales[i, j] = 2.0 ** scale.log2().ceil() if exponents else scale
-            values[place] = (weight[place] / scales[i, j]).to(FP8)
+            exact = weight[place] / scales[i, j]
+            values[place] = (exact.round() if stored is torch.int8 else exact).to(stored)
             expanded[place] = values[place].float() * scales[i, j]
         return Packed(values, scales, expanded)
 

@@ -14,6 +14,7 @@ from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.collectives.comm import Comm, Shard, SingleComm
 from baton.engine.collectives.rank_device import check_allocator, check_gpus, rank_device
 from baton.engine.layout.device import device_of, use_device
+from baton.engine.loading.scales import EIGHT_BIT, FP8
 from baton.engine.loading.weights import (
     Checkpoint,
     DeclaredWeights,
@@ -47,6 +48,7 @@ from baton.kernels.torch_kernels import TORCH
 log = logging.getLogger(__name__)
 
 _UNTIED = "tie_word_embeddings of config.json does not make it the embedding's"
+_CPU = torch.device("cpu")
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
 
 
@@ -99,13 +101,14 @@ def load_part(
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
-    checkpoint = open_checkpoint(model, progress)
+    checkpoint = open_checkpoint(model, progress, device)
     needed = check_weights(model, checkpoint)
     quantised = checkpoint.quantised & needed.keys()
-    if config.weight_format is WeightFormat.FP8 and not quantised:
+    if config.weight_format is WeightFormat.FP8 and not any(map(checkpoint.keeps, quantised)):
+        unread = f" that products on {device} read" if quantised else ""
         raise ConfigError(
-            f"weight_format fp8 keeps the FP8 weights of a checkpoint, and {model.folder} has "
-            "none. Use weight_format auto, or int8, which rounds weights to 8 bits"
+            f"weight_format fp8 keeps the 8-bit weights of a checkpoint, and {model.folder} has "
+            f"none{unread}. Use weight_format auto, or int8, which rounds weights to 8 bits"
         )
     if shard.rank == 0:
         _log_quantised(model, quantised, needed)
@@ -119,7 +122,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     device = device_of(config.device)
     model = configured_model(config)
     read = config.load_format is not LoadFormat.DUMMY and holds_weights(model.folder)
-    checkpoint = open_checkpoint(model) if read else None
+    checkpoint = open_checkpoint(model, device=device) if read else None
     free = available_to_ranks(config)
     form = config.weight_format
     if checkpoint is not None and checkpoint.quantised:
@@ -204,7 +207,7 @@ def ready_model(
     form = kept_form(config.weight_format, device, model.dtype, config.kernels)
     built = build_model(model, source, device, shard, comm, kernels, form)
     if kept := built.tally.fp8_bytes:
-        log.info("%s: %s of its weights stay in FP8", model.folder, readable(kept))
+        log.info("%s: %s of its weights stay in 8 bits", model.folder, readable(kept))
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable and config.graphs:
@@ -212,13 +215,19 @@ def ready_model(
     return built
 
 
-def open_checkpoint(model: ModelConfig, progress: Progress | None = None) -> Checkpoint:
-    """Open the weights of a model by its conventions. Raises WeightsError."""
+def open_checkpoint(
+    model: ModelConfig, progress: Progress | None = None, device: torch.device = _CPU
+) -> Checkpoint:
+    """Open the weights of a model by its conventions. Raises WeightsError.
+
+    device: where they will be; products of GPUs read FP8, those of CPUs INT8 too
+    """
     ignored = FAMILIES[model.family].ignored_by(model)
     # A tool that drops a head that is the embedding may leave its scale. `check` says whether the
     # model needs it.
     ignored += [f"{HEAD}_scale*"]
-    return Checkpoint(model.folder, progress, model.dtype, model.quantisation.block, ignored)
+    block, kept = model.quantisation.block, EIGHT_BIT if device.type == "cpu" else (FP8,)
+    return Checkpoint(model.folder, progress, model.dtype, block, ignored, kept)
 
 
 def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> Mapping[str, Shape]:
@@ -231,10 +240,10 @@ def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> Mapping[str, Sh
 
 
 def _log_quantised(model: ModelConfig, quantised: Set[str], needed: Mapping[str, Shape]) -> None:
-    """Log that there are FP8 weights, and the modules of which config and files disagree."""
+    """Log that there are 8-bit weights, and the modules of which config and files disagree."""
     if quantised:
         log.info(
-            "%s: %d FP8 weights (%s) are read",
+            "%s: %d 8-bit weights (%s) are read",
             model.folder,
             len(quantised),
             model.quantisation.name,

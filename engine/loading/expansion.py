@@ -1,4 +1,4 @@
-"""FP8 weights as numbers of the model's dtype: each value times the scale of its block."""
+"""8-bit weights as numbers of the model's dtype: each value times the scale of its block."""
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ def scale_values(stored: Tensor) -> Tensor:
 
 
 def numbers(values: Tensor, out: Tensor) -> Tensor:
-    """Return FP8 numbers as float32. They are made of their bits, which takes a quarter of the time
-    of torch's cast.
+    """Return 8-bit numbers as float32. FP8 ones are made of their bits, which takes a quarter of
+    the time of torch's cast.
 
-    values: float8_e4m3fn; out: int32 of the same shape, whose memory the result takes
+    values: float8_e4m3fn or int8; out: int32 of the same shape, whose memory the result takes
     """
+    if values.dtype is torch.int8:
+        return out.view(torch.float32).copy_(values)
     out.copy_(values.view(torch.int8))
     found = out.bitwise_left_shift_(_MOVED).bitwise_and_(_FILLED).view(torch.float32).mul_(_BIAS)
     least, most = (float(end) for end in torch.aminmax(found))
@@ -48,7 +50,7 @@ def expand(
     The products are those of float32, rounded once more where `dtype` is narrower. They are
     computed a slice of rows at a time, so that the weight is never held in float32.
 
-    values: the part as the file has it, [..., rows, columns] float8_e4m3fn
+    values: the part as the file has it, [..., rows, columns] float8_e4m3fn or int8
     scales: of the whole weight, one a block, of as many dimensions: float32
     blocks: places along each dimension of the whole weight that share a scale
     part: the places of the whole weight that `values` holds; so a part may begin within a block

@@ -1,4 +1,4 @@
-"""Part of an FP8 tensor as the file has it, for products that read 8 bits."""
+"""Part of an 8-bit tensor as the file has it, for products that read 8 bits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -65,9 +65,9 @@ class Fp8Layout:
 
 @dataclass(frozen=True)
 class Fp8Part:
-    """FP8 numbers and their scales, or tensors of their shapes without data.
+    """8-bit numbers and their scales, or tensors of their shapes without data.
 
-    values: [..., rows, columns] float8_e4m3fn without NaN
+    values: [..., rows, columns] float8_e4m3fn without NaN, or int8
     scales: [..., rows, groups] float32
     group:  columns that share a scale, a multiple of GROUP
     """
@@ -77,9 +77,9 @@ class Fp8Part:
     group: int
 
     @staticmethod
-    def declared(layout: Fp8Layout) -> "Fp8Part":
-        """Return a part without data."""
-        values = torch.empty(layout.shape, dtype=torch.float8_e4m3fn, device="meta")
+    def declared(layout: Fp8Layout, dtype: torch.dtype) -> "Fp8Part":
+        """Return a part without data. dtype: of the numbers"""
+        values = torch.empty(layout.shape, dtype=dtype, device="meta")
         scales = torch.empty(*layout.shape[:-1], len(layout.columns), device="meta")
         return Fp8Part(values, scales, layout.group)
 
@@ -90,6 +90,8 @@ class Fp8Part:
         scales: of the whole tensor, one a block: float32
         """
         matrices = [values] if values.dim() == 2 else values.flatten(0, -3).unbind()
+        if values.dtype is torch.int8:
+            matrices = []  # there is no NaN among integers
         for piece in (p for m in matrices for p in torch.split(m.view(torch.uint8), _PIECE)):
             if int((piece & _NAN).amax()) == _NAN:
                 return None
@@ -101,12 +103,12 @@ class Fp8Part:
         """Return the rows in another order. order: does so to any tensor [rows, ...]"""
         if self.values.is_meta:
             return self
-        values = order(self.values.view(torch.uint8)).view(torch.float8_e4m3fn)
+        values = order(self.values.view(torch.uint8)).view(self.values.dtype)
         return Fp8Part(values, order(self.scales), self.group)
 
     @staticmethod
     def concat(parts: "list[Fp8Part]") -> "Fp8Part":
-        """Return the rows of several matrices one after another."""
+        """Return the rows of several matrices one after another, of one dtype."""
         if len(parts) == 1:
             return parts[0]
         columns = parts[0].values.shape[1]
@@ -119,15 +121,15 @@ class Fp8Part:
             return Fp8Part(parts[0].values.new_empty(rows, columns), scales, group)
         values = torch.cat([part.values.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales[:, firsts // part.group] for part in parts])
-        return Fp8Part(values.view(torch.float8_e4m3fn), scales, group)
+        return Fp8Part(values.view(parts[0].values.dtype), scales, group)
 
 
 class Fp8Source(ABC):
-    """A source of weights that may hold FP8 matrices, and stacks of them."""
+    """A source of weights that may hold 8-bit matrices, and stacks of them."""
 
     @abstractmethod
     def fp8(self, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE) -> Fp8Part | None:
-        """Return `part` of an FP8 tensor in 8 bits; None where there is none of that name, or none
+        """Return `part` of an 8-bit tensor as it is; None where there is none of that name, or none
         that products could read so.
 
         shape: of the whole tensor
@@ -138,5 +140,5 @@ class Fp8Source(ABC):
 def fp8_of(
     source: object, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE
 ) -> Fp8Part | None:
-    """Return what a source of weights has of an FP8 tensor; None where it can have none."""
+    """Return what a source of weights has of an 8-bit tensor; None where it can have none."""
     return source.fp8(name, shape, part) if isinstance(source, Fp8Source) else None

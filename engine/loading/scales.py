@@ -1,10 +1,10 @@
-"""The scales that stand beside the FP8 weights of a checkpoint.
+"""The scales that stand beside the 8-bit weights of a checkpoint.
 
-The headers of the files say which weights are FP8: a tensor of dtype F8_E4M3 with a scale beside
-it. The value of a weight is its FP8 number times the scale of its block. `weight_scale_inv` is
-multiplied too: it is the inverse of the factor that the quantiser multiplied by (transformers'
-`integrations/finegrained_fp8.py` and vLLM's `quantization/fp8.py` say so; `weight_scale` is the
-name of compressed-tensors and ModelOpt for the same).
+The headers of the files say which weights are quantised: a tensor of dtype F8_E4M3 or I8 with a
+scale beside it. The value of a weight is its 8-bit number times the scale of its block.
+`weight_scale_inv` is multiplied too: it is the inverse of the factor that the quantiser multiplied
+by (transformers' `integrations/finegrained_fp8.py` and vLLM's `quantization/fp8.py` say so;
+`weight_scale` is the name of compressed-tensors and ModelOpt for the same).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ from baton.core.errors import WeightsError
 from baton.engine.loading.weight_file import DTYPES, Entry
 
 FP8 = torch.float8_e4m3fn
+EIGHT_BIT = (FP8, torch.int8)
+"""The dtypes of weights that have scales."""
 _SUFFIXES = ("_scale_inv", "_scale")  # of a weight's name
 # Ends of names that nothing but a scale of a weight has.
 _SCALES = ("_scale_inv", ".weight_scale")
@@ -46,7 +48,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Scale:
-    """The scales of one FP8 weight."""
+    """The scales of one 8-bit weight."""
 
     name: str  # of their tensor
     blocks: Shape  # places along each dimension of the weight that share a scale
@@ -67,15 +69,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The scales of every FP8 weight, by the weight's name, and what is wrong with the others."""
+    """The scales of every 8-bit weight, by the weight's name, and what is wrong with the others."""
 
     scales: Mapping[str, Scale]
     faults: tuple[Fault, ...]
 
 
 def pair_scales(entries: Mapping[str, Entry], block: Shape) -> Pairs:
-    """Find the scale of each FP8 weight. Faults are a weight without its scale, a scale without its
-    weight, a scale of a wrong shape or dtype.
+    """Find the scale of each 8-bit weight. Faults are a weight without its scale, a scale without
+    its weight, a scale of a wrong shape or dtype.
 
     block: the rows and columns that share a scale, where scales go by block.
     """
@@ -87,10 +89,10 @@ def pair_scales(entries: Mapping[str, Entry], block: Shape) -> Pairs:
         if name.endswith(_SCALES):
             owner = _owner(name)
             faults += [Fault(name, owner, text) for text in _fault_of_owner(name, owner, entries)]
-        elif entry.dtype is FP8:
+        elif entry.dtype in EIGHT_BIT:
             names = [name + suffix for suffix in _SUFFIXES if name + suffix in entries]
             if len(names) != 1:
-                faults.append(Fault(name, name, _wrong_number(name, names)))
+                faults.append(Fault(name, name, _wrong_number(name, entry.dtype, names)))
                 continue
             scale = entries[names[0]]
             blocks = _blocks(entry.shape, scale.shape, block)
@@ -122,7 +124,7 @@ def is_unused_companion(name: str) -> bool:
 
 
 def zero_point_of(weight: str) -> str:
-    """Return the name of the zero points of a weight. FP8 numbers that count from zero need none;
+    """Return the name of the zero points of a weight. Numbers that count from zero need none;
     some quantisers write zeros.
     """
     return weight + _ZERO_POINT
@@ -165,16 +167,18 @@ def _owner(scale: str) -> str:
 def _fault_of_owner(name: str, owner: str, entries: Mapping[str, Entry]) -> list[str]:
     if owner not in entries:
         return [f"{name} is a scale without its weight, {owner}"]
-    if entries[owner].dtype is not FP8:
-        dtype = _NAMES[entries[owner].dtype]
-        return [f"{name} is the scale of {owner}, which is {dtype}: expected {_NAMES[FP8]}"]
+    if entries[owner].dtype not in EIGHT_BIT:
+        dtype, right = _NAMES[entries[owner].dtype], " or ".join(_NAMES[d] for d in EIGHT_BIT)
+        return [f"{name} is the scale of {owner}, which is {dtype}: expected {right}"]
     return []
 
 
-def _wrong_number(name: str, names: list[str]) -> str:
+def _wrong_number(name: str, dtype: torch.dtype, names: list[str]) -> str:
     if names:
         return f"{name} has two scales, {' and '.join(names)}: expected one"
-    return f"{name} is {_NAMES[FP8]} without its scale, {' or '.join(name + s for s in _SUFFIXES)}"
+    return (
+        f"{name} is {_NAMES[dtype]} without its scale, {' or '.join(name + s for s in _SUFFIXES)}"
+    )
 
 
 def _wrong_shape(name: str, weight: Shape, scale_name: str, scale: Shape, block: Shape) -> str:

@@ -9,6 +9,7 @@ every worker of a host shares one page cache; and the pages of one that was copi
 
 import json
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -140,7 +141,7 @@ class WeightFile:
 
     def _entries(self, header: bytes, data_start: int) -> dict[str, Entry]:
         try:
-            fields = json.loads(header)
+            fields = json.loads(header, object_pairs_hook=self._unique)
             return {
                 name: self._entry(name, value, data_start)
                 for name, value in fields.items()
@@ -151,6 +152,18 @@ class WeightFile:
                 f"{self.path} is not a safetensors file: its header is not the JSON table of "
                 f"tensors that it should be ({error})"
             ) from error
+
+    def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return a table of the header. Raises WeightsError for a name that comes twice."""
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = ", ".join(name for name, count in counts.items() if count > 1)
+            raise WeightsError(
+                f"{self.path}: the header names more than once: {twice}. Each tensor has one "
+                "place: write the file anew"
+            )
+        return table
 
     def _entry(self, name: str, value: dict[str, Any], data_start: int) -> Entry:
         if value["dtype"] not in DTYPES:

@@ -7,7 +7,7 @@ the whole model before any of it is read, and every fault is named at once.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +20,7 @@ from baton.core.errors import WeightsError
 from baton.engine.loading.expansion import expand, scale_values
 from baton.engine.loading.fp8_part import Fp8Layout, Fp8Part, Fp8Source
 from baton.engine.loading.scales import (
+    EIGHT_BIT,
     check_faults,
     is_unused_companion,
     pair_scales,
@@ -85,11 +86,13 @@ class DeclaredWeights(Fp8Source):
         return part.of(torch.empty(shape, device="meta"))
 
     def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
-        layout = None if self._checkpoint is None else self._checkpoint.fp8_layout(name, part)
+        if self._checkpoint is None:
+            return None
+        layout = self._checkpoint.fp8_layout(name, part)
         if layout is None:
             return None
         self.shapes[name] = shape
-        return Fp8Part.declared(layout)
+        return Fp8Part.declared(layout, self._checkpoint.dtype_of(name))
 
     def release(self, name: str) -> None:
         """Do nothing: no tensor is held."""
@@ -136,7 +139,7 @@ class DummyWeights:
 class Checkpoint(Fp8Source):
     """The safetensors of a model folder, one file or sharded by an index; memory-mapped.
 
-    FP8 weights are read as if they were numbers of `dtype`; see `expand`. Their scales are no
+    8-bit weights are read as if they were numbers of `dtype`; see `expand`. Their scales are no
     tensors of the model.
     """
 
@@ -147,11 +150,13 @@ class Checkpoint(Fp8Source):
         dtype: torch.dtype = torch.float32,
         block: tuple[int, int] = BLOCK,
         ignored: Iterable[str] = (),
+        kept: Collection[torch.dtype] = EIGHT_BIT,
     ) -> None:
-        """block: the rows and columns of an FP8 weight that share a scale, where scales go by
+        """block: the rows and columns of an 8-bit weight that share a scale, where scales go by
         block.
-        ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use. FP8
+        ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use. 8-bit
         weights among them may be at fault, until `check` finds that the model needs them.
+        kept: dtypes of 8-bit weights that products read as they are (`fp8`).
         """
         self.folder = folder
         self._progress = progress
@@ -172,6 +177,7 @@ class Checkpoint(Fp8Source):
                 "files that it names (other formats are not read)"
             )
         self._ignored = tuple(ignored)
+        self._kept = kept
         entries = {name: file.entries[name] for name, file in self._files.items()}
         pairs = pair_scales(entries, block)
         self._scales = pairs.scales
@@ -275,7 +281,7 @@ class Checkpoint(Fp8Source):
         return any(fnmatchcase(name, pattern) for pattern in self._ignored)
 
     def _is_shifted(self, name: str) -> bool:
-        """Return true for an FP8 weight whose zero points are not all 0."""
+        """Return true for an 8-bit weight whose zero points are not all 0."""
         zeros = zero_point_of(name)
         if name not in self._scales or zeros not in self._files:
             return False
@@ -291,10 +297,17 @@ class Checkpoint(Fp8Source):
 
     def fp8_layout(self, name: str, part: WeightPart = WHOLE) -> Fp8Layout | None:
         """Return the scales of `part` as `fp8` gives them, by the headers alone."""
-        scale = self._scales.get(name)
-        if scale is None:
+        if not self.keeps(name):
             return None
-        return Fp8Layout.of(self._files[name].entries[name].shape, scale.blocks, part)
+        return Fp8Layout.of(self._files[name].entries[name].shape, self._scales[name].blocks, part)
+
+    def keeps(self, name: str) -> bool:
+        """Return true for an 8-bit weight that products read as it is."""
+        return name in self._scales and self.dtype_of(name) in self._kept
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which the files have a tensor."""
+        return self._files[name].entries[name].dtype
 
     def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
         layout = self.fp8_layout(name, part)

@@ -1,4 +1,5 @@
-"""Reading what a model's configuration says of quantised weights: FP8 is read, all else refused."""
+"""Reading what a model's configuration says of quantised weights: FP8 and INT8 are read, all else
+refused."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -15,15 +16,21 @@ _SECTION = "quantization_config"
 _OLDER_SECTION = "compression_config"  # as older compressed-tensors called it
 _READ = (
     "FP8 is read, of quant_method fp8, compressed-tensors (format float-quantized) and modelopt "
-    "(quant_algo FP8, FP8_PB_WO or FP8_PER_CHANNEL_PER_TOKEN). Give such a checkpoint, or one in "
+    "(quant_algo FP8, FP8_PB_WO or FP8_PER_CHANNEL_PER_TOKEN), and INT8 of compressed-tensors "
+    "(format int-quantized). Give such a checkpoint, or one in "
     "float32 or bfloat16, which --weight-format int8 rounds to 8 bits at load"
 )
 _BLOCK_ALGORITHMS = ("FP8_PB_WO", "FP8_BLOCK_SCALES")
 _FP8_ALGORITHMS = ("FP8", *_BLOCK_ALGORITHMS, "FP8_PER_CHANNEL_PER_TOKEN")
 _MIXED = "MIXED_PRECISION"
-# Formats of compressed-tensors that store FP8 numbers as they are; the second, without scales of
-# activations.
-_FLOAT_FORMATS = ("float-quantized", "naive-quantized")
+# Formats of compressed-tensors that store 8-bit numbers as they are, and the types of those; the
+# last, without scales of activations.
+_FORMATS = {
+    "float-quantized": ("float",),
+    "int-quantized": ("int",),
+    "naive-quantized": ("float", "int"),
+}
+_TYPES = {"float": "FP8", "int": "INT8"}
 _NUMBERS = ("e4m3", "e4m3fn", "float8_e4m3fn")  # names of the one type of FP8 numbers
 # Modules that quantisers leave as they are, listed or not.
 _NEVER = ("embed_tokens", "embeddings", "embedding", "gate", "router")
@@ -36,13 +43,14 @@ _CALLED = {
     QuantizationMethod.MODELOPT_MIXED: f"modelopt {_MIXED}",
     QuantizationMethod.COMPRESSED_TENSORS: "compressed-tensors ",
     QuantizationMethod.W8A8_FP8: "compressed-tensors FP8",
+    QuantizationMethod.W8A8_INT8: "compressed-tensors INT8",
 }
 
 
 def read_quantisation(fields: Fields, folder: Path) -> Quantisation:
     """Read config.json's `quantization_config`, or its older name, its own or that of
     `text_config`; else the file that ModelOpt writes. Raises ConfigError, with what is read, for
-    all that is not FP8.
+    all that is not FP8 or INT8.
     """
     for place in (fields, fields.section("text_config")):
         if place.has(_SECTION):
@@ -133,8 +141,8 @@ def _fp8(fields: Fields) -> Quantisation:
 
 
 def _compressed_tensors(fields: Fields) -> Quantisation:
-    """Read the conventions of compressed-tensors. Every group of weights must be FP8; groups
-    without any quantise activations or the KV cache.
+    """Read the conventions of compressed-tensors. Every group of weights must be FP8 or INT8;
+    groups without any quantise activations or the KV cache.
     """
     groups = [
         Fields(group, f"{fields.where} ({name})")
@@ -146,23 +154,26 @@ def _compressed_tensors(fields: Fields) -> Quantisation:
     of_weights = [group for group in groups if group.section("weights").raw]
     if not of_weights and (groups or fields.has("kv_cache_scheme")):
         return UNQUANTISED
-    own = fields.text("format", _FLOAT_FORMATS[0])
+    own = fields.text("format", "float-quantized")
     blocks = {BLOCK}
+    kinds: set[str] = set()
     for group in of_weights:
         form = group.text("format", own)
         weights = group.section("weights")
-        if form not in _FLOAT_FORMATS:
+        if form not in _FORMATS:
             raise _refused(fields, f"compressed-tensors, format {form}")
-        if (weights.text("type"), weights.integer("num_bits")) != ("float", 8):
-            kind = f"{weights.text('type')}{weights.integer('num_bits')}"
-            raise _refused(fields, f"compressed-tensors, {kind}")
+        number, bits = weights.text("type"), weights.integer("num_bits")
+        if number not in _FORMATS[form] or bits != 8:
+            raise _refused(fields, f"compressed-tensors, format {form} with {number}{bits}")
+        kinds.add(_TYPES[number])
         if weights.has("block_structure"):
             blocks = {_block(weights, "block_structure")}
         elif weights.has("group_size") and weights.text("strategy", "") == "group":
             blocks = {(1, weights.integer("group_size"))}
     if not of_weights:
         raise _refused(fields, "compressed-tensors without config_groups")
-    return Quantisation("compressed-tensors FP8", blocks.pop(), _listed(fields, ("ignore",)))
+    name = f"compressed-tensors {' and '.join(sorted(kinds))}"
+    return Quantisation(name, blocks.pop(), _listed(fields, ("ignore",)))
 
 
 def _modelopt(fields: Fields) -> Quantisation:

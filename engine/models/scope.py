@@ -38,10 +38,10 @@ class Tally:
     """Bytes of the tensors that a model has taken, mapped or copied."""
 
     nbytes: int = 0
-    fp8_bytes: int = 0  # of these, of matrices that stay in FP8
+    fp8_bytes: int = 0  # of these, of matrices that stay in 8 bits
 
     def add_fp8(self, nbytes: int) -> None:
-        """Count the bytes of a matrix that stays in FP8."""
+        """Count the bytes of a matrix that stays in 8 bits."""
         self.nbytes += nbytes
         self.fp8_bytes += nbytes
 
@@ -61,7 +61,7 @@ class Scope:
     comm: Comm
     kernels: Kernels = TORCH
     int8: bool = False  # matrices are rounded to 8 bits
-    fp8: bool = False  # matrices that the source has in FP8 stay so, where products read them
+    fp8: bool = False  # matrices that the source has in 8 bits stay so, where products read them
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
     # The layers with a recurrent state, in the order in which they were built.
@@ -133,8 +133,8 @@ class Scope:
         dim: int = 0,
         dtype: torch.dtype | None = None,
     ) -> Table:
-        """Return this rank's part of a matrix of products whose rows may be looked up too. FP8 is
-        expanded.
+        """Return this rank's part of a matrix of products whose rows may be looked up too. 8
+        bits are expanded.
 
         dtype: as of `product`
         """
@@ -236,7 +236,7 @@ class Scope:
     def experts(
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int = 0
     ) -> ExpertWeight:
-        """Return `stack` in the form that products read: in FP8 where each of the tensors is."""
+        """Return `stack` in the form that products read: in 8 bits where each of the tensors is."""
         kept = self._fp8_stack(names, shape, blocks, dim)
         return self.matrix(self.stack(names, shape, blocks, dim)) if kept is None else kept
 
@@ -249,7 +249,7 @@ class Scope:
         stored = self._fp8(name, shape, blocks, dim)
         if stored is None:
             return self.matrix(self.part(name, shape, blocks, dim))
-        kept = self._fp8_form.empty(stored.values.shape, stored.group, self.dtype, self.device)
+        kept = self._empty_experts(stored.values.shape, stored)
         kept.put(slice(None), stored.values, stored.scales)
         self.tally.add_fp8(kept.nbytes)
         self.source.release(self.prefix + name)
@@ -306,18 +306,20 @@ class Scope:
     def _fp8(
         self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0
     ) -> Fp8Part | None:
-        """Return this rank's part of a matrix that stays in FP8; None for any other."""
+        """Return this rank's part of a matrix that stays in 8 bits; None for any other."""
         if not self.fp8:
             return None
         return fp8_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
 
-    @property
-    def _fp8_form(self) -> type[Fp8Words] | type[Fp8Experts]:
-        """The form of experts that stay in FP8."""
-        return Fp8Words if self.kernels.reads_fp8_words else Fp8Experts
+    def _empty_experts(self, shape: Shape, stored: Fp8Part) -> Fp8Words | Fp8Experts:
+        """Allocate experts that stay in 8 bits, as `stored` is."""
+        if self.kernels.reads_fp8_words:
+            return Fp8Words.empty(shape, stored.group, self.dtype, self.device)
+        dtype = stored.values.dtype
+        return Fp8Experts.empty(shape, stored.group, self.dtype, self.device, dtype)
 
     def _fp8_matrix(self, stored: Fp8Part) -> Tensor | Fp8Weight | Fp8Words:
-        """Return a matrix in FP8 as products read it; without data, perhaps its values alone."""
+        """Return a matrix in 8 bits as products read it; without data, perhaps its values alone."""
         if self.kernels.reads_fp8_words:
             words = Fp8Words.empty(stored.values.shape, stored.group, self.dtype, self.device)
             words.put(slice(None), stored.values, stored.scales)
@@ -333,21 +335,20 @@ class Scope:
     def _fp8_stack(
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int
     ) -> ExpertWeight | None:
-        """Return matrices as in `stack`; None where not all of them stay in FP8, with scales for
-        as many columns.
+        """Return matrices as in `stack`; None where not all of them stay in 8 bits, in one dtype,
+        with scales for as many columns.
         """
         kept: Fp8Words | Fp8Experts | None = None
         for place, group in enumerate(names):
             stored = [self._fp8(name, shape, blocks, dim) for name in group]
             parts = [part for part in stored if part is not None]
-            if len(parts) < len(group):
+            if len(parts) < len(group) or len({part.values.dtype for part in parts}) > 1:
                 return None
             own = Fp8Part.concat(parts)
-            if kept is not None and own.group != kept.group:
+            form = (own.group, own.values.dtype)
+            if kept is not None and form != (kept.group, kept.stored):
                 return None
-            kept = kept or self._fp8_form.empty(
-                (len(names), *own.values.shape), own.group, self.dtype, self.device
-            )
+            kept = kept or self._empty_experts((len(names), *own.values.shape), own)
             kept.put(place, own.values, own.scales)
             for name in group:
                 self.source.release(self.prefix + name)
@@ -361,18 +362,20 @@ class Scope:
         columns: int,
         then: Mapping[str, Callable[[Tensor], Tensor]],
     ) -> Matrix:
-        """Return the rows of several matrices: neighbours in FP8 as one matrix, all others as one.
-
-        In the model's dtype, neighbours are fused.
+        """Return the rows of several matrices: neighbours in one 8-bit dtype are one matrix, and so
+        are neighbours in the model's dtype.
         """
         stored = {
             name: self._fp8(f"{name}.weight", (places(blocks), columns), blocks)
             for name, blocks in parts.items()
         }
+        dtypes = {
+            name: None if part is None else part.values.dtype for name, part in stored.items()
+        }
         joined: list[Part] = []
-        for in_fp8, names in groupby(parts, lambda name: stored[name] is not None):
+        for dtype, names in groupby(parts, lambda name: dtypes[name]):
             group = list(names)
-            if not in_fp8:
+            if dtype is None:
                 own = {name: parts[name] for name in group}
                 joined.append(self._plain_rows(own, columns, then))
                 continue

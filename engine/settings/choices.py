@@ -15,10 +15,10 @@ class LoadFormat(StrEnum):
 class WeightFormat(StrEnum):
     """The form in which matrices are kept in memory."""
 
-    AUTO = "auto"  # FP8 where the device's products read it, else MODEL
+    AUTO = "auto"  # FP8 where the device's products read 8 bits, else MODEL
     MODEL = "model"  # in the model's dtype, mapped where the file has it
-    # As the checkpoint has them, if in FP8: half of bfloat16's bytes, and on a CPU the bits of its
-    # answers.
+    # As the checkpoint has them, if in 8 bits: half of bfloat16's bytes, and on a CPU the bits of
+    # its answers.
     FP8 = "fp8"
     # 8 bits and a scale a row, rounded at load, on a CPU: half of bfloat16's bytes. The next
     # token's distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
@@ -34,6 +34,7 @@ class QuantizationMethod(StrEnum):
     MODELOPT_MIXED = "modelopt_mixed"
     COMPRESSED_TENSORS = "compressed-tensors"
     W8A8_FP8 = "w8a8_fp8"
+    W8A8_INT8 = "w8a8_int8"
 
 
 class SpeculativeAlgorithm(StrEnum):

@@ -35,9 +35,9 @@ class EngineOptions(LatencyTarget):
         "Source of the weights; dummy makes random ones, for measurements.")
     weight_format: WeightFormat = option(
         WeightFormat.AUTO, Group.MODEL,
-        "Storage of the matrices: model is --dtype; fp8 keeps those that the files have in FP8; "
-        "auto is fp8 where the device reads it, else model; int8 rounds to 8 bits at load, on a "
-        "CPU.")
+        "Storage of the matrices: model is --dtype; fp8 keeps those that the files have in FP8, on "
+        "a CPU in INT8 too; auto is fp8 where the device reads it, else model; int8 rounds to 8 "
+        "bits at load, on a CPU.")
     quantization: QuantizationMethod | None = option(
         None, Group.MODEL,
         "The quantisation that the checkpoint should have, by the names of vLLM and SGLang; with "

@@ -45,7 +45,7 @@ OPERATION(packed_linear, PackedLinear, NULLABLE(bias, rounded),
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype)
 OPERATION(packed_fp8, PackedFp8, NULLABLE(bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype,
-          group)
+          group, integers)
 OPERATION(embedding, Embedding, NULLABLE(scale),
           ids, table, scale, out, rows, width, dtype, first, count, packed)
 OPERATION(rms_norm, RmsNorm, NONE, x, weight, out, rows, heads, width, x_stride, eps)
@@ -95,7 +95,8 @@ OPERATION(mla_prefill, MlaPrefill, NONE,
 OPERATION(from_latent, FromLatent, NONE, mean, up, out, rows, heads, keys, values, rank, dtype)
 OPERATION(experts, Experts, NULLABLE(up_scale, down_scale),
           x, weights, chosen, up, down, up_scale, down_scale, gathered, activated, outer, order,
-          y, up_group, down_group, rows, width, inner, experts, top_k, x_stride, dtype, gated)
+          y, up_group, down_group, up_integers, down_integers, rows, width, inner, experts, top_k,
+          x_stride, dtype, gated)
 OPERATION(conv_step, ConvStep, NULLABLE(before, after, bias, has_initial),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, out, rows,
           channels, x_stride, width, pool_stride, dtype, silu)

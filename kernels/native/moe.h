@@ -154,9 +154,9 @@ struct Experts {
   float* outer;                 // [rows * top_k, width], scratch
   int64_t* order;               // [rows * top_k + 2 experts + 2], scratch
   float* y;                     // [rows, width]
-  // Of 8-bit floats (E4M3, no NaN), columns that share a scale, a multiple of 32; else 0. Their
-  // `dtype` is the one to which they are expanded.
-  int64_t up_group, down_group;
+  // Of 8-bit numbers that are expanded, columns that share a scale, a multiple of 32; else 0. Their
+  // `dtype` is the one to which they are expanded. They are floats (E4M3, no NaN) or integers.
+  int64_t up_group, down_group, up_integers, down_integers;
   int64_t rows, width, inner, experts, top_k, x_stride, dtype, gated;
 };
 
@@ -164,11 +164,43 @@ struct Experts {
 struct ExpertRows {
   const void* weight;
   const float* scale;
-  int64_t group;
+  int64_t group, integers;
 };
 
-// Outputs first .. end of the matrix that begins at row `origin`. 8-bit floats are expanded four
+// Outputs first .. end of the matrix that begins at row `origin`, of 8-bit numbers N: expanded four
 // rows at a time, which stay in the first-level cache while they meet a block of activations.
+template <class Tile, class N>
+void expanded_part(const ExpertRows& from, int64_t origin, Linear a, const typename Tile::Value* x,
+                 int64_t x_stride, int64_t first, int64_t end) {
+  typedef typename Tile::Weight Weight;
+  struct Expanded {};
+  constexpr int64_t BLOCK = 48, TOGETHER = 4;
+  const auto* numbers = static_cast<const N*>(from.weight) + origin * a.columns;
+  const int64_t groups = (a.columns + from.group - 1) / from.group;
+  const float* scales = from.scale + origin * groups;
+  Weight* expanded = scratch<Weight, Expanded>(TOGETHER * a.columns);
+  Linear block = a;
+  for (int64_t row = 0; row < a.rows; row += BLOCK) {
+    block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
+    block.y = a.y + row * a.outputs;
+    for (int64_t o = first; o < end; o += TOGETHER) {
+      const int64_t count = end - o < TOGETHER ? end - o : TOGETHER;
+      for (int64_t r = 0; r < count; r++) {
+        expand_row(numbers + (o + r) * a.columns, scales + (o + r) * groups, from.group, a.columns,
+                   expanded + r * a.columns);
+      }
+      block.weight = expanded - o * a.columns;
+      const auto* values = x + row * x_stride;
+      if (count == TOGETHER) {
+        weight_rows<Tile, TOGETHER, 6>(block, values, x_stride, o);
+      } else {
+        linear_part<Tile>(block, values, x_stride, o, o + count);
+      }
+    }
+  }
+}
+
+// Outputs first .. end of the matrix that begins at row `origin`.
 template <class Tile>
 void expert_part(const ExpertRows& from, int64_t origin, Linear a, const typename Tile::Value* x,
                  int64_t x_stride, int64_t first, int64_t end) {
@@ -179,31 +211,10 @@ void expert_part(const ExpertRows& from, int64_t origin, Linear a, const typenam
     return linear_part<Tile>(a, x, x_stride, first, end);
   }
   if constexpr (!std::is_same_v<Weight, int8_t>) {
-    struct Expanded {};
-    constexpr int64_t BLOCK = 48, TOGETHER = 4;
-    const auto* numbers = static_cast<const uint8_t*>(from.weight) + origin * a.columns;
-    const int64_t groups = (a.columns + from.group - 1) / from.group;
-    const float* scales = from.scale + origin * groups;
-    Weight* expanded = scratch<Weight, Expanded>(TOGETHER * a.columns);
-    Linear block = a;
-    for (int64_t row = 0; row < a.rows; row += BLOCK) {
-      block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
-      block.y = a.y + row * a.outputs;
-      for (int64_t o = first; o < end; o += TOGETHER) {
-        const int64_t count = end - o < TOGETHER ? end - o : TOGETHER;
-        for (int64_t r = 0; r < count; r++) {
-          expand_row(numbers + (o + r) * a.columns, scales + (o + r) * groups, from.group,
-                     a.columns, expanded + r * a.columns);
-        }
-        block.weight = expanded - o * a.columns;
-        const auto* values = x + row * x_stride;
-        if (count == TOGETHER) {
-          weight_rows<Tile, TOGETHER, 6>(block, values, x_stride, o);
-        } else {
-          linear_part<Tile>(block, values, x_stride, o, o + count);
-        }
-      }
+    if (from.integers) {
+      return expanded_part<Tile, int8_t>(from, origin, a, x, x_stride, first, end);
     }
+    expanded_part<Tile, uint8_t>(from, origin, a, x, x_stride, first, end);
   }
 }
 
@@ -251,7 +262,7 @@ void expert_up(const Experts& a, const ByExpert& pairs, int64_t expert, int64_t 
     part.rows = rows;
     part.columns = a.width;
     part.outputs = WEIGHT_PART;
-    expert_part<Tile>({a.up, a.up_scale, a.up_group}, output, part,
+    expert_part<Tile>({a.up, a.up_scale, a.up_group, a.up_integers}, output, part,
                       reinterpret_cast<const Value*>(a.gathered) + row * x_stride, x_stride, 0,
                       count);
   };
@@ -301,7 +312,7 @@ void experts_as(const Experts& a, Team& team) {
     down.rows = pairs.starts[expert + 1] - row;
     down.columns = a.inner;
     down.outputs = a.width;
-    expert_part<Tile>({a.down, a.down_scale, a.down_group}, expert * a.width, down,
+    expert_part<Tile>({a.down, a.down_scale, a.down_group, a.down_integers}, expert * a.width, down,
                       reinterpret_cast<const Value*>(a.activated) + row * stride, stride, first,
                       end);
   });

@@ -1,4 +1,4 @@
-"""Products with 8-bit floats: the bits of those with the matrix that they stand for."""
+"""Products with 8-bit numbers: the bits of those with the matrix that they stand for."""
 
 import pytest
 import torch
@@ -10,14 +10,19 @@ from baton.kernels.linear import JoinedWeight, PackedWeight, linear, linear_nati
 
 FP8 = torch.float8_e4m3fn
 DTYPES = [torch.bfloat16, torch.float32]
+STORED = [FP8, torch.int8]
 NUMBERS = torch.arange(256, dtype=torch.uint8).view(FP8)
 NUMBERS = NUMBERS[NUMBERS.float().isfinite()]
 
 
-def random_parts(outputs: int, columns: int, group: int) -> tuple[Tensor, Tensor]:
-    """FP8 numbers, each as likely as any other, and scales of several magnitudes."""
+def random_parts(
+    outputs: int, columns: int, group: int, stored: torch.dtype = FP8
+) -> tuple[Tensor, Tensor]:
+    """8-bit numbers, each as likely as any other, and scales of several magnitudes."""
     chosen = torch.randint(len(NUMBERS), (outputs, columns))
     scales = torch.rand(outputs, -(-columns // group)) * 2.0 ** torch.randint(-9, 3, (outputs, 1))
+    if stored is torch.int8:
+        return torch.randint(-128, 128, (outputs, columns), dtype=torch.int8), scales
     return NUMBERS.view(torch.uint8)[chosen].view(FP8), scales
 
 
@@ -34,11 +39,12 @@ def expanded(values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> 
     "columns, outputs, group",
     [(1, 1, 32), (31, 5, 32), (64, 64, 32), (100, 131, 64), (333, 47, 128), (768, 37, 768)],
 )
+@pytest.mark.parametrize("stored", STORED, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_the_expanded_matrix(
-    native, rng, rows, columns, outputs, group, dtype
+    native, rng, rows, columns, outputs, group, dtype, stored
 ):
-    values, scales = random_parts(outputs, columns, group)
+    values, scales = random_parts(outputs, columns, group, stored)
     weight = Fp8Weight.of(values, scales, group, dtype)
     whole = expanded(values, scales, group, dtype)
     assert torch.equal(weight.dense(), whole)
@@ -75,8 +81,8 @@ def test_part_of_a_matrix_is_packed_as_a_copy_of_it(native):
 def test_matrices_of_several_forms_are_multiplied_as_one(native, rng, rows, dtype):
     columns = 96
     forms = [
-        Fp8Weight.of(*random_parts(outputs, columns, group), group, dtype)
-        for outputs, group in ((32, 96), (21, 32))
+        Fp8Weight.of(*random_parts(outputs, columns, group, stored), group, dtype)
+        for outputs, group, stored in ((32, 96, FP8), (21, 32, torch.int8))
     ]
     plain = torch.randn(7, columns).to(dtype)
     joined = JoinedWeight((forms[0], PackedWeight.of(plain), forms[1]))

@@ -1,4 +1,4 @@
-"""Experts in 8-bit floats: the bits of the experts that they stand for."""
+"""Experts in 8-bit floats and integers: the bits of the experts that they stand for."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ CPU = torch.device("cpu")
 
 
 def random_experts(
-    shape: tuple[int, int, int], group: int, dtype: torch.dtype
+    shape: tuple[int, int, int], group: int, dtype: torch.dtype, stored: torch.dtype = FP8
 ) -> tuple[Fp8Experts, Tensor]:
-    """Experts of any FP8 numbers, and the same ones expanded column by column."""
+    """Experts of any 8-bit numbers, and the same ones expanded column by column."""
     experts, outputs, columns = shape
-    made = Fp8Experts.empty(shape, group, dtype, CPU)
+    made = Fp8Experts.empty(shape, group, dtype, CPU, stored)
     whole = torch.empty(shape, dtype=dtype)
     for expert in range(experts):
-        values, scales = random_parts(outputs, columns, group)
+        values, scales = random_parts(outputs, columns, group, stored)
         scales = scales / 64 / columns**0.5
         made.put(expert, values, scales)
         whole[expert] = expanded(values, scales, group, dtype)
@@ -36,16 +36,21 @@ def random_experts(
 @pytest.mark.parametrize(
     "width, inner, group", [(8, 8, 32), (40, 72, 32), (320, 288, 128), (96, 136, 1024)]
 )
+@pytest.mark.parametrize(
+    "kinds", [(FP8, FP8), (FP8, torch.int8), (torch.int8, torch.int8)], ids=str
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_answers_are_those_of_the_expanded_experts(native, tokens, width, inner, group, dtype):
+def test_answers_are_those_of_the_expanded_experts(
+    native, tokens, width, inner, group, dtype, kinds
+):
     x, weights = torch.randn(tokens, width), torch.rand(tokens, 2)
     chosen = torch.rand(tokens, 3).topk(2).indices
     for fold, native_form, form in (
         (2, experts_swiglu_native, experts_swiglu),
         (1, experts_relu2_native, experts_relu2),
     ):
-        up, whole_up = random_experts((3, fold * inner, width), group, dtype)
-        down, whole_down = random_experts((3, width, inner), group, dtype)
+        up, whole_up = random_experts((3, fold * inner, width), group, dtype, kinds[0])
+        down, whole_down = random_experts((3, width, inner), group, dtype, kinds[1])
         assert torch.equal(up.dense(), whole_up) and torch.equal(down.dense(), whole_down)
         wanted = native_form(native, x, weights, chosen, whole_up, whole_down)
         pairs: tuple[tuple[ExpertWeight, ExpertWeight], ...]

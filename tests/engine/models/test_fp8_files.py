@@ -142,6 +142,14 @@ def test_numbers_worked_by_hand(tmp_path: Path) -> None:
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
 
 
+def test_integers_worked_by_hand(tmp_path: Path) -> None:
+    stored = torch.tensor([[-128, 127, 0, 1], [-1, 3, 100, -100]], dtype=torch.int8)
+    scales = torch.tensor([[0.5], [0.25]])
+    meant = torch.tensor([[-64.0, 63.5, 0.0, 0.5], [-0.25, 0.75, 25.0, -25.0]])
+    folder = write(tmp_path / "one", {NAME: stored, SCALE: scales})
+    assert torch.equal(Checkpoint(folder).tensor(NAME, (2, 4)), meant)
+
+
 def test_every_number_is_what_torch_says() -> None:
     def numbers(values: Tensor) -> Tensor:
         return expansion.numbers(values, torch.full(values.shape, -1, dtype=torch.int32))
@@ -176,6 +184,7 @@ def test_every_fault_is_named_at_once_with_both_tensors(tmp_path: Path) -> None:
         tmp_path / "faults",
         {
             "bare.weight": values(8, 8),
+            "integers.weight": torch.ones(8, 8, dtype=torch.int8),
             "lost.weight_scale_inv": torch.ones(1),
             "experts.lost_proj_scale_inv": torch.ones(1),
             "wide.weight": torch.ones(8, 8, dtype=torch.bfloat16),
@@ -193,9 +202,11 @@ def test_every_fault_is_named_at_once_with_both_tensors(tmp_path: Path) -> None:
     )
     for part in (
         "bare.weight is F8_E4M3 without its scale, bare.weight_scale_inv or bare.weight_scale",
+        "integers.weight is I8 without its scale, integers.weight_scale_inv or "
+        "integers.weight_scale",
         "lost.weight_scale_inv is a scale without its weight, lost.weight",
         "experts.lost_proj_scale_inv is a scale without its weight, experts.lost_proj",
-        "wide.weight_scale is the scale of wide.weight, which is BF16: expected F8_E4M3",
+        "wide.weight_scale is the scale of wide.weight, which is BF16: expected F8_E4M3 or I8",
         "double.weight has two scales, double.weight_scale_inv and double.weight_scale",
         "bent.weight_scale is [2, 3]: for bent.weight of [300, 200] expected one value, [300, 1] "
         "by row, or [3, 2] by blocks of 128 x 128",

@@ -143,8 +143,8 @@ def test_answers_are_those_of_the_expanded_checkpoint(
     assert found == greedy(pair.expanded, dtype)
     assert len(set(found)) > 2, "the model repeats itself, and would hide errors"
     said = [r.message for r in caplog.records if str(pair.packed) in r.message]
-    assert said[0] == f"{pair.packed}: 104 FP8 weights (modelopt FP8) are read"
-    kept = re.compile(r".*: [0-9.]+ [KM]iB of its weights stay in FP8")
+    assert said[0] == f"{pair.packed}: 104 8-bit weights (modelopt FP8) are read"
+    kept = re.compile(r".*: [0-9.]+ [KM]iB of its weights stay in 8 bits")
     assert [bool(kept.fullmatch(line)) for line in said[1:]] == [True] * keeps_fp8(dtype)
 
 

@@ -74,6 +74,16 @@ def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None =
             groups({}, format="naive-quantized"),
             Quantisation("compressed-tensors FP8", kept=("lm_head", "re:.*gate$")),
         ),
+        (
+            groups({"type": "int"}, format="int-quantized"),
+            Quantisation("compressed-tensors INT8", kept=("lm_head", "re:.*gate$")),
+        ),
+        (
+            groups(
+                {"type": "int", "strategy": "group", "group_size": 64}, format="naive-quantized"
+            ),
+            Quantisation("compressed-tensors INT8", (1, 64), ("lm_head", "re:.*gate$")),
+        ),
         (MODELOPT, Quantisation("modelopt FP8", kept=("lm_head",))),
         ({"quant_algo": "FP8"}, Quantisation("modelopt FP8")),
         (
@@ -87,7 +97,7 @@ def read(folder: Path, config: dict[str, Any], modelopt: dict[str, Any] | None =
         ),
     ],
 )  # fmt: skip
-def test_fp8_is_read(tmp_path: Path, section: dict[str, Any], wanted: Quantisation) -> None:
+def test_eight_bits_are_read(tmp_path: Path, section: dict[str, Any], wanted: Quantisation) -> None:
     assert read(tmp_path, {"quantization_config": section}) == wanted
     assert read(tmp_path, {"text_config": {"quantization_config": section}}) == wanted
 
@@ -113,8 +123,9 @@ def test_the_older_name_of_the_section_is_read(tmp_path: Path) -> None:
         ({"quant_method": "fp8", "fmt": "e4m3fnuz"}, r"fp8 with fmt e4m3fnuz"),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, r"fp8 with expert_dtype fp4"),
         ({**COMPRESSED, "format": "pack-quantized"}, r"compressed-tensors, format pack-quantized"),
-        ({**COMPRESSED, "format": "int-quantized"}, r"compressed-tensors, format int-quantized"),
-        (groups({"type": "int"}), r"compressed-tensors, int8"),
+        ({**COMPRESSED, "format": "int-quantized"}, r"format int-quantized with float8"),
+        (groups({"type": "int"}), r"compressed-tensors, format float-quantized with int8"),
+        (groups({"type": "int", "num_bits": 4}, format="int-quantized"), r"with int4"),
         (groups({}, format="nvfp4-pack-quantized"), r"format nvfp4-pack-quantized"),
         ({**COMPRESSED, "config_groups": {}}, r"without config_groups"),
         ({**COMPRESSED, "transform_config": {"config_groups": {"R1": {}}}}, r"transform_config"),
@@ -199,6 +210,7 @@ METHODS = {
     "modelopt FP8_PB_WO": {"modelopt", "modelopt_fp8"},
     "modelopt MIXED_PRECISION": {"modelopt", "modelopt_mixed"},
     "compressed-tensors FP8": {"compressed-tensors", "w8a8_fp8"},
+    "compressed-tensors INT8": {"compressed-tensors", "w8a8_int8"},
 }
 
 
@@ -259,8 +271,8 @@ def warnings(folder: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.INFO):
         load_model(EngineConfig(folder))
-    lines = [r for r in caplog.records if "FP8 weights" in r.message or "disagree" in r.message]
-    assert any("3 FP8 weights" in record.message for record in lines)
+    lines = [r for r in caplog.records if "8-bit weights" in r.message or "disagree" in r.message]
+    assert any("3 8-bit weights" in record.message for record in lines)
     return [record.message for record in lines if record.levelno == logging.WARNING]
 
 

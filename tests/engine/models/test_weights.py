@@ -195,6 +195,14 @@ def test_a_header_that_contradicts_itself_is_an_error(folder: Path) -> None:
     assert "tensor a" in load_error(folder)
 
 
+def test_a_name_that_comes_twice_is_an_error(folder: Path) -> None:
+    entry = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+    header = f'{{"a": {entry}, "b": {entry}, "a": {entry}}}'.encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / "model.safetensors").write_bytes(content)
+    assert "names more than once: a. Each tensor has one place" in load_error(folder)
+
+
 def test_a_type_that_we_do_not_read_is_named(folder: Path) -> None:
     header = json.dumps({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"0")
