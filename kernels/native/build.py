@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")  # includes every header beside
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
           "-fopenmp", "-fPIC", "-shared")  # fmt: skip
 _X86_FLAGS = ("-mprefer-vector-width=512",)
-DEADLINE_S = 120.0  # for another process's compilation, and for our own
+DEADLINE_S = 300.0  # for another process's compilation, and for our own
 _POLL_S = 0.05
 
 
