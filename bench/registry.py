@@ -51,7 +51,7 @@ BENCHES = {
     ),
     "tiers": (
         "baton.bench.tiers.tiers:tiers",
-        "Copies of prefixes into the host's tier and back, beside a plain copy and decode steps.",
+        "Copies of prefixes into the host's tier and files, and back, beside plain ones and steps.",
     ),
     "load": (
         "baton.bench.loading.loading:load",

@@ -12,8 +12,8 @@ from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.tiers.block_copier import BlockCopier, Blocks
 
 _SLOTS = SlotLayout((LAYER,) * 33, torch.bfloat16, torch.float32)
-_PAGES = 64  # of a prefix
-_POOL = 4 * _PAGES  # pages of a pool, so that those of a prefix lie apart
+PAGES_OF_PREFIX = 64  # of a prefix
+_POOL = 4 * PAGES_OF_PREFIX  # pages of a pool, so that those of a prefix lie apart
 _DEADLINE_S = 120.0
 
 
@@ -21,9 +21,9 @@ def measure(seed: int) -> dict[str, float]:
     """Copy one prefix there, back, and as many bytes in one piece, each once; return GB/s and the
     shares of the last. seed: of where its pages lie."""
     rng = random.Random(seed)
-    device, host = _pools(), _pools()
-    here, there = (rng.sample(range(_POOL), _PAGES) for _ in range(2))
-    nbytes = _SLOTS.slot_bytes + _PAGES * PAGES.page_bytes
+    device, host = pools(), pools()
+    here, there = (rng.sample(range(_POOL), PAGES_OF_PREFIX) for _ in range(2))
+    nbytes = _SLOTS.slot_bytes + PAGES_OF_PREFIX * PAGES.page_bytes
     plain = _Plain(nbytes)
     rates: dict[str, float] = {}
     for name, source, target, pages in (
@@ -43,7 +43,7 @@ def measure(seed: int) -> dict[str, float]:
     return rates
 
 
-def _pools() -> tuple[Tensor, Tensor]:
+def pools() -> tuple[Tensor, Tensor]:
     """Return two slots and a pool of pages, all touched: [blocks, bytes] uint8."""
     return (
         torch.full((2, _SLOTS.slot_bytes), 1, dtype=torch.uint8),

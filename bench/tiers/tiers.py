@@ -1,8 +1,9 @@
-"""`baton bench tiers`: copies of prefixes between an engine's pools and its host's tier."""
+"""`baton bench tiers`: copies of prefixes between an engine's pools, its host's tier and files."""
 
 import random
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import torch
@@ -18,7 +19,7 @@ from baton.bench.contract import (
 from baton.bench.machine import cores
 from baton.bench.one_engine.paired import middle
 from baton.bench.one_engine.rival import PROMPT, SLICE, Rival
-from baton.bench.tiers import host_copies
+from baton.bench.tiers import file_copies, host_copies
 from baton.engine.engine import Engine
 from baton.engine.settings.config import EngineConfig
 
@@ -36,6 +37,8 @@ _TIER_BYTES = 1 << 28  # of each kind that the model has; the oldest copies give
 @click.option("--steps", type=click.IntRange(64), default=192, show_default=True,
               help="Steps of each engine in a turn; rounded down to whole slices.")  # fmt: skip
 @click.option("--turns", type=click.IntRange(3), default=10, show_default=True)
+@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Where files are written; a temporary folder when left out.")  # fmt: skip
 @repeats_option
 @seed_option
 @json_option
@@ -46,6 +49,7 @@ def tiers(
     interval: int,
     steps: int,
     turns: int,
+    folder: Path | None,
     repeats: int,
     seed: int | None,
     json_wanted: bool,
@@ -55,14 +59,19 @@ def tiers(
 
     write_gb_s, load_gb_s: one prefix of 144 MB of state and 64 MiB of KV in pages anywhere, by the
     tier's own thread; copy_gb_s: as many bytes in one piece, in turn; write_share, load_share: of
-    that. With --model, itl_ratio: the time of a decode step with write-behind over one without, the
+    that. file_write_gb_s, file_load_gb_s: the same prefix into a file, synced, and back; read_gb_s:
+    a plain read of it, both from the page cache; file_load_share: of that; digest_gb_s: the digests
+    in both, alone.
+
+    With --model, itl_ratio: the time of a decode step with write-behind over one without, the
     median of all pairs of slices of two engines that decode the same prompts in turns; _low, _high:
     where that median lies with 95 % confidence. saved: snapshots that were copied a step.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
-    results = summarise([host_copies.measure(seed + number) for number in range(repeats)])
-    limits = {name: results.pop(name) for name in ("copy_gb_s", "copy_gb_s_spread")}
+    results = summarise([_copied(seed + number, folder) for number in range(repeats)])
+    plain = ("copy_gb_s", "copy_gb_s_spread", "read_gb_s", "read_gb_s_spread")
+    limits = {name: results.pop(name) for name in plain}
     if model is not None:
         config = EngineConfig(
             model=model,
@@ -78,6 +87,12 @@ def tiers(
         "interval": interval, "steps": steps, "turns": turns, "repeats": repeats, "seed": seed,
     }  # fmt: skip
     show(Report("tiers", settings, results, limits), json_wanted)
+
+
+def _copied(seed: int, folder: Path | None) -> dict[str, float]:
+    """Return the rates of all copies, each made once. folder: of files; None: a temporary one."""
+    with TemporaryDirectory(dir=folder) as place:
+        return host_copies.measure(seed) | file_copies.measure(Path(place), seed)
 
 
 def _beside_steps(

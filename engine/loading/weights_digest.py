@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import blake2b, file_digest
+from hashlib import blake2b, file_digest, sha256
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def weights_digest(folder: Path, elsewhere: Path) -> str:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for path in files:
         with path.open("rb") as file:
-            digest.update(file_digest(file, blake2b).digest())
+            digest.update(file_digest(file, sha256).digest())
     if files:
         _keep(places, seen, digest.hexdigest())
     return digest.hexdigest()

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 
 from baton.core.error_codes import ErrorCode
@@ -52,7 +52,7 @@ def write_file(path: Path, blocks: Sequence[memoryview], mac: Mac, copy: Copy) -
             for block in blocks:
                 if copy.stopping:
                     return False
-                header += _digest(block)
+                header += digest_of(block)
                 file.write(block)
             file.seek(0)
             file.write(header + mac(bytes(header)))
@@ -93,7 +93,7 @@ def read_file(
                     return False
                 _read_block(file.fileno(), at, wanted[number])
                 first = len(_MAGIC) + number * _DIGEST_BYTES
-                if _digest(wanted[number]) != signed[first : first + _DIGEST_BYTES]:
+                if digest_of(wanted[number]) != signed[first : first + _DIGEST_BYTES]:
                     raise DamagedFileError(f"block {number} of {path} has other bytes than written")
             at += size
     return True
@@ -111,8 +111,10 @@ def _header_bytes(blocks: int) -> int:
     return len(_MAGIC) + blocks * _DIGEST_BYTES + MAC_BYTES
 
 
-def _digest(block: memoryview) -> bytes:
-    return blake2b(block, digest_size=_DIGEST_BYTES).digest()
+def digest_of(block: memoryview) -> bytes:
+    """Return the digest of a block. CPUs have instructions for SHA-256: 1.8 GB/s a core, and 0.8 by
+    BLAKE2b."""
+    return sha256(block).digest()
 
 
 def _sync_folder(folder: Path) -> None:

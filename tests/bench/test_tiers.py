@@ -18,7 +18,7 @@ from baton.engine.layout.layout import SlotLayout
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_copies, "_SLOTS", SlotLayout((LAYER,), torch.bfloat16, torch.float32))
-    monkeypatch.setattr(host_copies, "_PAGES", 2)
+    monkeypatch.setattr(host_copies, "PAGES_OF_PREFIX", 2)
     monkeypatch.setattr(host_copies, "_POOL", 4)
 
 
@@ -29,7 +29,9 @@ def test_copies_are_shares_of_a_plain_one() -> None:
     for way in ("write", "load"):
         assert found["results"][f"{way}_gb_s"] > 0 and found["results"][f"{way}_share"] > 0
         assert f"{way}_gb_s_spread" in found["results"]
-    assert found["limits"]["copy_gb_s"] > 0
+        assert found["results"][f"file_{way}_gb_s"] > 0
+    assert found["results"]["file_load_share"] > 0 and found["results"]["digest_gb_s"] > 0
+    assert found["limits"]["copy_gb_s"] > 0 and found["limits"]["read_gb_s"] > 0
     assert "itl_ratio" not in found["results"]
 
 

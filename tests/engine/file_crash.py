@@ -21,7 +21,7 @@ def main(folder: str, step: str, *prompts: str) -> None:
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    owner = prefix_file if step.startswith("_") else os
+    owner = prefix_file if hasattr(prefix_file, step) else os
     setattr(owner, step, killed)
     engine.generate([second], greedy(4))
     written(engine)

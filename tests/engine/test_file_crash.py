@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(
-    ("step", "hit"), [("_digest", 0), ("fsync", 0), ("replace", 0), ("_sync_folder", 48)]
+    ("step", "hit"), [("digest_of", 0), ("fsync", 0), ("replace", 0), ("_sync_folder", 48)]
 )
 def test_a_crash_costs_what_was_being_written(
     seeded: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, hit: int

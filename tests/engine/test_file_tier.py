@@ -152,7 +152,7 @@ def _fails_at(step: str) -> Fault:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         if step == "write":
-            monkeypatch.setattr(prefix_file, "_digest", fails)
+            monkeypatch.setattr(prefix_file, "digest_of", fails)
         else:
             monkeypatch.setattr(f"os.{step}", fails)
 
@@ -405,14 +405,14 @@ def test_random_conversations_with_tiny_pools_restarts_and_damage(
                 continue
             answer(engine, texts, seeded)
         answer(engine, texts, seeded)
-        for path in paths_in(tmp_path):
-            if seeded.random() < 0.1:
-                _flipped(path, seeded.randrange(path.stat().st_size))
         if seeded.random() < 0.5:
             written(engine)
         hits += engine.counters.file_hit_tokens
         failures += engine.counters.file_failures
         engine.close()
+        for path in paths_in(tmp_path):
+            if seeded.random() < 0.1:
+                _flipped(path, seeded.randrange(path.stat().st_size))
     print(hits, failures)
     assert hits
 
