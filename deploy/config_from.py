@@ -61,6 +61,8 @@ def engine_from(arguments: EngineArguments, device: str | None = None) -> Engine
         mtp=runs_mtp(drafts.algorithm),
         speculative_algorithm=drafts.algorithm,
         speculative_num_draft_tokens=drafts.draft_tokens,
+        speculative_eagle_topk=drafts.topk,
+        speculative_num_steps=drafts.steps,
         **vars(arguments.engine),
     )
 

@@ -43,7 +43,7 @@ from baton.engine.speculation.drafter import drafting
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.speculation.synthetic import synthetic_acceptance
 from baton.engine.status import EngineStatus, engine_status
-from baton.engine.step.kept_inputs import kept_inputs, windows
+from baton.engine.step.kept_inputs import kept_inputs, tree_nodes, windows
 from baton.engine.step.layer_progress import OnLayers
 from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import ForwardStream, forward_stream
@@ -84,7 +84,8 @@ class Engine:
         drafter, guesser = drafting(config, model, self.states, self.pages, proposers)
         kept = kept_inputs(model, self.plan.step.kept_tokens, device)
         drawn = synthetic_acceptance(config, device)
-        more = self._stream, config.layer_group_bytes, kept, guesser, drawn
+        nodes = tree_nodes(self.plan.step.kept_tokens, config.trees)
+        more = self._stream, config.layer_group_bytes, kept, guesser, drawn, nodes
         if isinstance(model, LeadingModel):
             model.begin(self.states, self.pages, tables.pages, self.plan.step)
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)

@@ -143,6 +143,7 @@ def paged_attn_decode(
     scale: float,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode` in torch."""
     batch, query_heads, head_dim = q.shape
@@ -151,8 +152,9 @@ def paged_attn_decode(
     pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
     seen = (positions < kv_lens[:, None]) & (positions >= first_key)
-    keys = gather_seen(k_pool, pages, seen, q.dtype)
-    values = gather_seen(v_pool, pages, seen, q.dtype)
+    places = None if nodes is None else branch_places(positions, kv_lens, nodes)
+    keys = gather_seen(k_pool, pages, seen, q.dtype, places)
+    values = gather_seen(v_pool, pages, seen, q.dtype, places)
     # A row that sees no token sees the zeros of position 0: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None] <= first_key)
     # The query heads of one KV head stand where a sequence would: no key is repeated for them.
@@ -175,6 +177,7 @@ def paged_attn_decode_native(
     scale: float,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode` natively, for float32 q whose heads lie end to end;
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
@@ -189,6 +192,7 @@ def paged_attn_decode_native(
         tables=block_tables,
         table_rows=table_rows,
         kv_lens=kv_lens,
+        nodes=nodes,
         out=out,
         parts=parts,
         rows=rows,
@@ -254,18 +258,39 @@ def paged_attn_ref(
     return out
 
 
+NODES = 16
+"""Tokens of a tree, at most, the newest token of its row among them."""
 # The integers that a float's bits are masked as.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+def branch_places(positions: Tensor, kv_lens: Tensor, nodes: Tensor) -> Tensor:
+    """Return where the positions of each row lie, as `nodes` say: [B, S] int64; past a row's end
+    anywhere. positions: [S] int64; kv_lens, nodes: [B] int64.
+    """
+    order = torch.arange(NODES, device=nodes.device)
+    there = (nodes[:, None] >> order) & 1
+    behind = torch.argsort(1 - there, dim=1, stable=True)  # places behind the first, by depth
+    first = (kv_lens - there.sum(dim=1))[:, None]
+    depths = (positions - first).clamp(0, NODES - 1)
+    places = torch.where(positions < first, positions, first + behind.gather(1, depths))
+    return places.clamp(0, len(positions) - 1)
+
+
+def gather_seen(
+    pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype, places: Tensor | None = None
+) -> Tensor:
     """Gather the rows' keys or values in order: [B, S, KH, D], zeros where seen [B, S] is False.
 
     What lies past a row's length is another's or was never written, and a masked score would let a
     NaN value through; so its bits are cleared. (A masked fill does the same 8 x slower.)
+
+    places: [B, S] int64, where each position lies, see `branch_places`; None: in order.
     """
-    batch, places = seen.shape
-    gathered = pool.index_select(0, pages.flatten()).to(dtype).view(batch, places, *pool.shape[2:])
+    batch, length = seen.shape
+    gathered = pool.index_select(0, pages.flatten()).to(dtype).view(batch, length, *pool.shape[2:])
+    if places is not None:
+        gathered = gathered[torch.arange(batch, device=places.device)[:, None], places]
     bits = _BITS[dtype.itemsize]
     gathered.view(bits).bitwise_and_(seen.to(bits).neg_()[:, :, None, None])
     return gathered

@@ -30,6 +30,8 @@ class Kernels(
     replayable: decode launches the same work whatever the lengths are, so that one CUDA graph
             serves all lengths
     reads_fp8_words: products read 8-bit floats as `Fp8Words`
+    trees:  several continuations of a row are verified at once: attention and recurrent mixers read
+            `nodes`, on a CPU
     needs_cpu_seq_lens: kinds of attention that read the KV lengths on the host. A model that has
             none of these kinds gets no host lengths
     """
@@ -37,6 +39,7 @@ class Kernels(
     LEFT_TO_TORCH: ClassVar[frozenset[str]] = frozenset()
     replayable: ClassVar[bool] = False
     reads_fp8_words: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
     needs_cpu_seq_lens: ClassVar[frozenset[AttentionKind]] = frozenset(AttentionKind)
 
     @property

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.attention import gather_seen, parts_memory
+from baton.kernels.attention import branch_places, gather_seen, parts_memory
 from baton.kernels.linear import linear_native
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
@@ -168,6 +168,7 @@ def mla_decode(
     tree: Tensor | None = None,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mla_decode` in torch.
 
@@ -180,7 +181,8 @@ def mla_decode(
     pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
     there = (positions < kv_lens[:, None]) & (positions >= first_key)
-    latents = gather_seen(pool[:, :, None], pages, there, q.dtype)
+    places = None if nodes is None else branch_places(positions, kv_lens, nodes)
+    latents = gather_seen(pool[:, :, None], pages, there, q.dtype, places)
     seen = _seen_by_new(positions, kv_lens, queries, tree) & (positions >= first_key)
     # A row that sees no token sees the zeros of position 0: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None, None] <= first_key)
@@ -206,6 +208,7 @@ def mla_decode_native(
     scale: float,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mla_decode` natively, for one new token a row and contiguous float32 q;
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
@@ -219,6 +222,7 @@ def mla_decode_native(
         tables=block_tables,
         table_rows=table_rows,
         kv_lens=kv_lens,
+        nodes=nodes,
         out=out,
         parts=parts,
         rows=rows,

@@ -48,7 +48,7 @@ from baton.kernels.moe import (
     route_softmax_topk_native,
 )
 from baton.kernels.native.recorder import Native
-from baton.kernels.ngrams import guess_ngrams_native
+from baton.kernels.ngrams import guess_ngrams_native, guess_tree_native
 from baton.kernels.norm import norm_by_sums_native, rms_norm_native, square_sums_native
 from baton.kernels.rope import apply_rope_native
 from baton.kernels.sampling import sample_tokens_native
@@ -84,6 +84,7 @@ class NativeKernels(Kernels):
     """
 
     LEFT_TO_TORCH = frozenset({"add_token_counts", "apply_penalties"})
+    trees = True
 
     def __init__(self, native: Native) -> None:
         self._native = native
@@ -130,6 +131,7 @@ class NativeKernels(Kernels):
     gated_delta_step = _bound(gated_delta_step_native)
     plan_delta_prefill = _bound(plan_delta_prefill_native)
     guess_ngrams = _bound(guess_ngrams_native)
+    guess_tree = _bound(guess_tree_native)
     gated_conv_verify = _bound(gated_conv_verify_native)
     gated_conv_commit = _bound(gated_conv_commit_native)
     mamba2_verify = _bound(mamba2_verify_native)

@@ -31,7 +31,7 @@ from baton.kernels.moe import (
     route_softmax_grouped,
     route_softmax_topk,
 )
-from baton.kernels.ngrams import guess_ngrams
+from baton.kernels.ngrams import guess_ngrams, guess_tree
 from baton.kernels.norm import norm_by_sums, rms_norm, square_sums
 from baton.kernels.rope import apply_rope
 from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
@@ -47,6 +47,8 @@ from baton.kernels.verify import (
 
 class TorchKernels(Kernels):
     """The kernels in torch. Other implementations name those that they take from here."""
+
+    trees = True
 
     embedding = staticmethod(embedding)
     linear = staticmethod(linear)
@@ -87,6 +89,7 @@ class TorchKernels(Kernels):
     plan_delta_prefill = staticmethod(plan_delta_prefill)
 
     guess_ngrams = staticmethod(guess_ngrams)
+    guess_tree = staticmethod(guess_tree)
     gated_conv_verify = staticmethod(gated_conv_verify)
     gated_conv_commit = staticmethod(gated_conv_commit)
     mamba2_verify = staticmethod(mamba2_verify)

@@ -9,7 +9,7 @@ give what single steps would.
 Token t of row r is token r * Q + t of the inputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -52,11 +52,12 @@ def gated_conv_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify` in torch."""
     kept.copy_(gated_inputs(bcx, weight.shape[0])[0])
     walk = _Walk((conv_pool,), read_slots, has_initial)
-    return walk.outputs(bcx, lambda at, slots: gated_conv_step(at, weight, bias, *slots))
+    return walk.outputs(bcx, lambda at, slots: gated_conv_step(at, weight, bias, *slots), nodes)
 
 
 def gated_conv_commit(kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted) -> None:
@@ -79,11 +80,12 @@ def mamba2_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mamba2_verify` in torch."""
     kept.copy_(zxbcdt[:, weights.inner :])
     walk = _Walk((conv_pool, ssm_pool), read_slots, has_initial)
-    return walk.outputs(zxbcdt, lambda at, pools: mamba2_step(weights, at, *pools))
+    return walk.outputs(zxbcdt, lambda at, pools: mamba2_step(weights, at, *pools), nodes)
 
 
 def mamba2_commit(
@@ -114,6 +116,7 @@ def gated_delta_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_delta_verify` in torch."""
     torch.cat((inputs.qkv, inputs.b, inputs.a), dim=-1, out=kept)
@@ -125,6 +128,7 @@ def gated_delta_verify(
         lambda at, pools: gated_delta_step(
             weights, DeltaInputs(*torch.split(at, widths, dim=-1)), *pools
         ),
+        nodes,
     )
 
 
@@ -179,10 +183,33 @@ class _Walk:
     def pools(self) -> _Pools:
         return (*self.states, self._rows, self._rows)
 
-    def outputs(self, inputs: Tensor, step: Callable[[Tensor, _Pools], Tensor]) -> Tensor:
-        """Compute all tokens: [B * Q, n] -> [B * Q, outputs]."""
-        found = [step(at, self.pools) for at in self.tokens(inputs)]
+    def outputs(
+        self,
+        inputs: Tensor,
+        step: Callable[[Tensor, _Pools], Tensor],
+        nodes: Tensor | None = None,
+    ) -> Tensor:
+        """Compute all tokens: [B * Q, n] -> [B * Q, outputs]. nodes: as in gated_conv_verify"""
+        tokens = self.tokens(inputs)
+        if nodes is None or not tokens:
+            found = [step(at, self.pools) for at in tokens]
+        else:
+            found = [step(at, self.pools) for at in self._behind_parents(tokens, nodes)]
         return torch.stack(found, dim=1).flatten(0, 1)
+
+    def _behind_parents(self, tokens: list[Tensor], nodes: Tensor) -> Iterator[Tensor]:
+        """Yield each token when the states are those behind its parent."""
+        paths = nodes.view(self._rows.shape[0], len(tokens))
+        behind = [[state.clone()] for state in self.states]  # before token 0, behind token 0 ...
+        for place, token in enumerate(tokens):
+            before = torch.arange(place, device=nodes.device)
+            known = (paths[:, place : place + 1] >> before) & 1
+            parents = (known * (before + 1)).amax(dim=1) if place else self._rows * 0
+            for state, each in zip(self.states, behind, strict=True):
+                state.copy_(torch.stack(each)[parents, self._rows])
+            yield token
+            for state, each in zip(self.states, behind, strict=True):
+                each.append(state.clone())
 
 
 def _commit(

@@ -15,7 +15,9 @@ from baton.kernels.verify import Accepted, kept_delta
 _Fields = dict[str, Tensor | float | None]
 
 
-def _verifying(read_slots: Tensor, has_initial: Tensor | None, kept: Tensor) -> _Fields:
+def _verifying(
+    read_slots: Tensor, has_initial: Tensor | None, kept: Tensor, nodes: Tensor | None
+) -> _Fields:
     rows = read_slots.shape[0]
     return {
         "read_slots": read_slots,
@@ -24,6 +26,7 @@ def _verifying(read_slots: Tensor, has_initial: Tensor | None, kept: Tensor) -> 
         "counts": None,
         "track_slots": None,
         "track_counts": None,
+        "nodes": nodes,
         "kept": kept,
         "kept_stride": kept.stride(0),
         "rows": rows,
@@ -41,6 +44,7 @@ def _committing(accepted: Accepted, kept: Tensor) -> _Fields:
         "counts": accepted.counts,
         "track_slots": accepted.track_slots,
         "track_counts": accepted.track_counts,
+        "nodes": None,
         "kept": None,
         "kept_stride": 0,
         "rows": rows,
@@ -58,6 +62,7 @@ def gated_conv_verify_native(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify` for float32 bcx; the pool in float32 or bfloat16."""
     before, after, x = conv_parts(bcx, weight.shape[0])
@@ -73,7 +78,7 @@ def gated_conv_verify_native(
         out=out,
         silu=0,
         **_windows(x[None], weight.shape[1], conv_pool[None]),
-        **_verifying(read_slots, has_initial, kept),
+        **_verifying(read_slots, has_initial, kept, nodes),
     )
     return out
 
@@ -120,10 +125,11 @@ def mamba2_verify_native(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mamba2_verify` for float32 zxbcdt; pools in float32 or bfloat16."""
     y = native.empty(zxbcdt.shape[0], weights.inner)
-    rows = _verifying(read_slots, has_initial, kept)
+    rows = _verifying(read_slots, has_initial, kept, nodes)
     inputs = zxbcdt[None, :, weights.inner :]
     pools = conv_pool[None], ssm_pool[None]
     _mamba2(native, weights, weights, inputs, zxbcdt, pools, y, rows)
@@ -206,10 +212,11 @@ def gated_delta_verify_native(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_delta_verify` for float32 inputs; pools in float32 or bfloat16."""
     y = native.empty(inputs.qkv.shape[0], weights.heads * weights.value_dim)
-    rows = _verifying(read_slots, has_initial, kept)
+    rows = _verifying(read_slots, has_initial, kept, nodes)
     parts = inputs.qkv[None], inputs.b[None], inputs.a[None]
     pools = conv_pool[None], state_pool[None]
     _delta(native, weights, weights, parts, inputs.z, pools, y, rows)

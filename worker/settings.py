@@ -26,6 +26,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "disable_overlap_schedule": not config.overlap or plan.donates_live,
         "speculative_algorithm": config.speculative_algorithm.value,
         "speculative_num_draft_tokens": config.draft_tokens,
+        "speculative_eagle_topk": config.speculative_eagle_topk,
         "speculative_ngram_capacity": config.speculative_ngram_capacity,
         "speculative_synthetic_acceptance": config.speculative_synthetic_acceptance,
         "mamba_scheduler_strategy": strategy.value,

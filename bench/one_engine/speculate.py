@@ -21,7 +21,12 @@ from baton.engine.engine import Engine
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.events import TokenSampled
 from baton.engine.request.request import RequestSpec
-from baton.engine.settings.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
+from baton.engine.settings.choices import (
+    DRAFT_TOKENS,
+    MOST_CHAIN,
+    SpeculativeAlgorithm,
+    windows_up_to,
+)
 from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
@@ -44,7 +49,7 @@ _MTP = "mtp"
 @click.option("--batches", default="1,8", show_default=True, help="Requests at once.")
 @click.option("--acceptance", default="0,0.25,0.5,0.75,0.9,1", show_default=True,
               help="Probabilities that a draft is right.")  # fmt: skip
-@click.option("--window", type=click.Choice([str(size) for size in WINDOWS[1:]]),
+@click.option("--window", type=click.Choice([str(size) for size in windows_up_to(MOST_CHAIN)]),
               default=str(DRAFT_TOKENS), show_default=True,
               help="Tokens that a step verifies of a request.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(16), default=96, show_default=True,

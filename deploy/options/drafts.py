@@ -6,9 +6,13 @@ from typing import NamedTuple
 
 from baton.core.options import Group, Whole, Words, option
 from baton.deploy.errors import StartError
-from baton.engine.settings.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
+from baton.engine.settings.choices import (
+    DRAFT_TOKENS,
+    MOST_CHAIN,
+    MOST_NODES,
+    SpeculativeAlgorithm,
+)
 
-_MOST = WINDOWS[-1]  # tokens that a step verifies
 # SGLang's names for drafts by the model's own layer, where no draft model is given.
 _OWN_LAYER = dict.fromkeys(("nextn", "eagle"), SpeculativeAlgorithm.MTP)
 _ALGORITHMS = {each.value: each for each in SpeculativeAlgorithm} | _OWN_LAYER
@@ -29,15 +33,17 @@ class DraftOptions:
         Words(_ALGORITHMS), names=("--speculative-algorithm", "--speculative-algo"))
     speculative_num_steps: int | None = option(
         None, Group.DRAFTS,
-        "Guesses for a request in one step: one less than --speculative-num-draft-tokens.",
-        Whole(1, _MOST - 1))
+        "Guesses behind one another in one step: one less than --speculative-num-draft-tokens, or "
+        "fewer where --speculative-eagle-topk makes trees of them.", Whole(1, MOST_NODES - 1))
     speculative_num_draft_tokens: int | None = option(
         None, Group.DRAFTS,
-        "Tokens that one step verifies of a request: its newest and guesses; "
-        f"{DRAFT_TOKENS} when left out.", Whole(2, _MOST))
+        f"Tokens that one step verifies of a request: its newest and guesses, up to {MOST_CHAIN}; "
+        f"of trees up to {MOST_NODES}. {DRAFT_TOKENS} when left out.", Whole(2, MOST_NODES))
     speculative_eagle_topk: int | None = option(
-        None, Group.DRAFTS, "Guesses at each place, as SGLang's recipes say: 1, a chain.",
-        Whole(1))
+        None, Group.DRAFTS,
+        "Continuations that one step verifies of a request, as a tree; 1, a chain, when left out. "
+        "More with ngram on a CPU, where the same tokens were followed by different ones.",
+        Whole(1, MOST_NODES - 1))
     speculative_draft_model_path: str | None = option(
         None, Group.DRAFTS, "Refused: there are no draft models beside the model.", metavar="PATH")
     speculative_config: str | None = option(
@@ -51,10 +57,13 @@ class Speculation(NamedTuple):
     """The drafts that options ask for.
 
     draft_tokens: that a step verifies of a request, its newest one among them.
+    topk: continuations that are verified together. steps: guesses in each; None: as many as fit
     """
 
     algorithm: SpeculativeAlgorithm
     draft_tokens: int
+    topk: int = 1
+    steps: int | None = None
 
 
 def speculation_of(options: DraftOptions) -> Speculation:
@@ -65,12 +74,9 @@ def speculation_of(options: DraftOptions) -> Speculation:
             f"--speculative-draft-model-path {path}: there are no draft models. Leave it out; "
             "--speculative-algorithm mtp guesses by a layer that the model's own checkpoint has"
         )
-    if options.speculative_eagle_topk not in (None, 1):
-        raise StartError(
-            f"--speculative-eagle-topk {options.speculative_eagle_topk}: guesses are one chain, "
-            "there are no trees of them. Use 1, or leave it out"
-        )
     steps, tokens = options.speculative_num_steps, options.speculative_num_draft_tokens
+    if options.speculative_eagle_topk not in (None, 1):
+        return _trees(options, options.speculative_eagle_topk)
     if options.speculative_config is not None:
         if algorithm is not SpeculativeAlgorithm.OFF or steps is not None or tokens is not None:
             raise StartError(
@@ -85,7 +91,37 @@ def speculation_of(options: DraftOptions) -> Speculation:
         )
     if steps is not None:
         tokens = steps + 1
+    if tokens is not None and tokens > MOST_CHAIN:
+        raise StartError(
+            f"--speculative-num-draft-tokens must be 2 to {MOST_CHAIN} for guesses of one chain; "
+            f"got {tokens}. Trees have up to {MOST_NODES}: --speculative-eagle-topk 2"
+        )
     return Speculation(algorithm, DRAFT_TOKENS if tokens is None else tokens)
+
+
+def _trees(options: DraftOptions, topk: int) -> Speculation:
+    """Return what options of trees ask for. Raises StartError."""
+    asked = f"--speculative-eagle-topk {topk}"
+    if options.speculative_config is not None:
+        raise StartError(
+            f"{asked} makes trees of guesses, and --speculative-config asks for chains: use "
+            "--speculative-algorithm ngram in its place, or leave out --speculative-eagle-topk"
+        )
+    algorithm, steps = options.speculative_algorithm, options.speculative_num_steps
+    if algorithm not in (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.OFF):
+        raise StartError(
+            f"{asked}: trees are made of n-grams, and {algorithm} guesses chains. Use "
+            "--speculative-algorithm ngram, or --speculative-eagle-topk 1"
+        )
+    tokens = options.speculative_num_draft_tokens
+    if tokens is None:
+        tokens = DRAFT_TOKENS if steps is None else min(topk * steps + 1, MOST_NODES)
+    if steps is not None and steps > tokens - 1:
+        raise StartError(
+            f"--speculative-num-steps {steps}: a tree of --speculative-num-draft-tokens {tokens} "
+            f"has the newest token and {tokens - 1} guesses. Use fewer steps, or more tokens"
+        )
+    return Speculation(algorithm, tokens, topk, steps)
 
 
 def _read_json(text: str) -> Speculation:
@@ -103,9 +139,9 @@ def _read_json(text: str) -> Speculation:
             f"{where}: {', '.join(unknown)} cannot be given; expected {' and '.join(_VLLM_KEYS)}"
         )
     method, count = (given.get(key) for key in _VLLM_KEYS)
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < _MOST:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < MOST_CHAIN:
         raise StartError(
-            f"{where}: num_speculative_tokens must be a whole number from 1 to {_MOST - 1}; "
+            f"{where}: num_speculative_tokens must be a whole number from 1 to {MOST_CHAIN - 1}; "
             f"got {count!r}"
         )
     return Speculation(_algorithm_of(method), count + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.verification import Begun, WindowPlan, begin_window
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.speculation.proposer import DeviceProposer, TreeProposer
 from baton.engine.step.batch import Batch
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.layer_progress import LayerProgress
@@ -83,12 +83,13 @@ def bind_forward(
     tables: RequestTables,
     progress: LayerProgress | None = None,
     kept: tuple[Tensor, ...] = (),
+    nodes: Tensor | None = None,
 ) -> ForwardBatch:
     """Return the ForwardBatch over the packed copy; many tensors are views of it. The tokens, their
     places and the lengths of rows that decode are not known yet: earlier steps may still run.
 
     progress: the listener that layers notify of what they have written.
-    kept: where the inputs of verified tokens go; see `Window`.
+    kept, nodes: where the inputs of verified tokens go, and the links of trees; see `Window`.
     """
     decode_rows = batch.decode_rows * batch.window
     token_rows = packed.ints("token_rows")
@@ -114,7 +115,7 @@ def bind_forward(
         index=forward.index(packed),
         snapshots=forward.snapshots,
         progress=progress,
-        window=Window(batch.window, kept) if batch.window > 1 else None,
+        window=Window(batch.window, kept, nodes) if batch.window > 1 else None,
     )
 
 
@@ -139,7 +140,7 @@ def look_up(
     tables: RequestTables,
     page_size: int,
     window: WindowPlan | None,
-    proposer: DeviceProposer | None,
+    proposer: DeviceProposer | TreeProposer | None,
     kernels: Kernels,
 ) -> tuple[Tensor, Begun | None]:
     """Fill in what the request tables know by now: the positions of rows that decode, the step's
@@ -147,10 +148,11 @@ def look_up(
 
     window: what is to be verified, with the drafts that `proposer` guesses and `kernels` draw.
     Returns [draws] int64, the tokens of each sequence before the one that is sampled; and the
-    windows.
+    windows. The nodes of a tree lie one after another, whatever their positions are.
     """
     begun = None
     decoding, positions = forward.decode_rows, forward.positions
+    places = positions
     draw_rows = packed.ints("draw_rows")
     if window is not None:
         ends = torch.empty_like(draw_rows)
@@ -162,6 +164,9 @@ def look_up(
         positions[:decoding].copy_((seen - 1).clamp_(min=0))
         for known in (packed.ints("token_rows"), forward.table_rows):
             known[:decoding].mul_(begun.real.flatten())  # row 0 where it is padding
+        if begun.nodes is not None:
+            places = positions.clone()
+            places[:decoding].copy_(begun.places.flatten())
     elif decoding == forward.rows:
         ends = forward.kv_lens
         tables.advance(draw_rows, ends)
@@ -171,10 +176,10 @@ def look_up(
         forward.kv_lens[:decoding].copy_(ends[:decoding])
     if window is None:
         torch.sub(ends[:decoding], 1, out=positions[:decoding])
-    torch.remainder(positions, page_size, out=forward.token_offsets)
+    torch.remainder(places, page_size, out=forward.token_offsets)
     rows = packed.ints("token_rows")
-    forward.token_ids.copy_(tables.tokens_at(rows, positions))
-    forward.token_pages.copy_(tables.pages_at(rows, positions // page_size))
+    forward.token_ids.copy_(tables.tokens_at(rows, places))
+    forward.token_pages.copy_(tables.pages_at(rows, places // page_size))
     return ends, begun
 
 

@@ -21,6 +21,7 @@ from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.forward.table_updates import apply_changes, pack_changes
+from baton.engine.forward.tree_path import keep_path
 from baton.engine.forward.used_window import used_window
 from baton.engine.forward.verification import (
     Verified,
@@ -35,7 +36,7 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
 from baton.engine.request.draw import Draw
-from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.speculation.proposer import DeviceProposer, TreeProposer
 from baton.engine.speculation.synthetic import SyntheticAcceptance
 from baton.engine.step.batch import Batch
 from baton.engine.step.forward_batch import ForwardBatch
@@ -100,12 +101,13 @@ class ModelRunner:
         stream: ForwardStream,
         layer_group_bytes: int,
         kept: tuple[Tensor, ...] = (),
-        proposer: DeviceProposer | None = None,
+        proposer: DeviceProposer | TreeProposer | None = None,
         synthetic: SyntheticAcceptance | None = None,
+        nodes: Tensor | None = None,
     ) -> None:
-        """kept: memory for the inputs of verified tokens; see `Window`. proposer: of
-        the drafts that the device guesses. synthetic: draws which of them are right, in place of
-        verification."""
+        """kept, nodes: memory for the inputs of verified tokens, and for the links of trees; see
+        `Window`. proposer: of the drafts that the device guesses. synthetic: draws which of them
+        are right, in place of verification."""
         self._synthetic = synthetic
         self._model = model
         self._states = states
@@ -113,6 +115,7 @@ class ModelRunner:
         self._tables = tables
         self._page_size = pages.layout.page_size
         self._kept = kept
+        self._nodes = nodes
         self._proposer = proposer
         # A step that could not be packed, and what it was to bring: its requests may have rows in
         # the next step already, which find their pages and positions by it.
@@ -208,7 +211,7 @@ class ModelRunner:
         pack_sampling(*sampling, pack)
         packed = pack.ship(self._device)
         progress = self._progress(batch)
-        forward = bind_forward(batch, plan, packed, self._tables, progress, self._kept)
+        forward = bind_forward(batch, plan, packed, self._tables, progress, self._kept, self._nodes)
         group = None if batch.rows else batch.plain.group
         draws = bind_sampling(*sampling, packed)
         window = plan_window(batch, draws, self._device) if batch.window > 1 else None
@@ -227,6 +230,8 @@ class ModelRunner:
         readable = kernels.native is not None  # what lies on the device, without waiting for it
         if readable and window is not None and begun is not None:
             forward, window, begun = used_window(forward, window, begun)
+        if forward.nodes is not None and begun is not None and begun.nodes is not None:
+            forward.nodes.copy_(begun.nodes.flatten())
         logits = self._model.forward(forward, self._states, self._pages)
         rows = packed.ints("draw_rows")
         if window is None or begun is None:
@@ -236,6 +241,8 @@ class ModelRunner:
             more = kernels, readable, self._synthetic
             sampled, verified = sample_window(logits, *draws, ends, tables, *more)
             if forward.window is not None:
+                if verified.path is not None:
+                    keep_path(forward, self._pages, verified.path)
                 written = accepted(forward, window, begun, verified.counts)
                 self._model.commit(forward, self._states, written)
             # The row of a request that has ended has no place for another token.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from baton.engine.forward.verification import Begun, WindowPlan
 from baton.engine.settings.choices import WINDOWS
-from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
 
 
 def used_window(
@@ -50,16 +50,23 @@ def used_window(
         logit_tokens=forward.logit_tokens[:rows],
         decode_rows=rows,
         host=lengths,
-        window=None if size == 1 and _each_writes_one(plan, begun) else Window(size, window.kept),
+        window=None if _is_plain(size, plan, begun) else replace(window, tokens=size),
     )
     places = replace(plan, drafts=plan.drafts[:, : size - 1], draws=plan.draws[: size - 1])
     return (
         shorter,
         places,
-        replace(begun, drafts=begun.drafts[:, : size - 1], real=begun.real[:, :size]),
+        replace(
+            begun,
+            drafts=begun.drafts[:, : size - 1],
+            real=begun.real[:, :size],
+            nodes=None if begun.nodes is None else begun.nodes[:, :size],
+        ),
     )
 
 
-def _each_writes_one(plan: WindowPlan, begun: Begun) -> bool:
-    """Return true if no row's request has ended and none may take a snapshot beside its slot."""
-    return bool(begun.alive.all()) and not plan.track_slots.any()
+def _is_plain(size: int, plan: WindowPlan, begun: Begun) -> bool:
+    """Return true if rows have one token, no row's request has ended, and none may take a snapshot
+    beside its slot.
+    """
+    return size == 1 and bool(begun.alive.all()) and not plan.track_slots.any()

@@ -20,9 +20,10 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, drawn, pinned, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
+from baton.engine.forward.tree_path import chain_nodes, depths_of, follow, with_padding
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.draw import DRAW_RECORD, Draw
-from baton.engine.speculation.proposer import DecodingStep, DeviceProposer
+from baton.engine.speculation.proposer import DecodingStep, DeviceProposer, TreeProposer
 from baton.engine.speculation.synthetic import SyntheticAcceptance
 from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.step.forward_batch import ForwardBatch
@@ -148,6 +149,7 @@ class Begun:
     drafts: [B, Q - 1] int64; counts: [B] int64, how many of each row's are drafts
     alive: [B] bool; False: its request has got to its length in the step before
     real: [B, Q] bool, where the window is no padding
+    nodes: [B, Q] int64, the links of trees, see `Window`; None: drafts follow one another
     """
 
     ends: Tensor
@@ -155,12 +157,23 @@ class Begun:
     counts: Tensor
     alive: Tensor
     real: Tensor
+    nodes: Tensor | None = None
 
     @property
     def seen(self) -> Tensor:
         """[B, Q] int64, the tokens that each place sees with itself: 0 where it is padding."""
-        places = torch.arange(self.real.shape[1], device=self.ends.device)
-        return torch.where(self.real, self.ends[:, None] + places, 0)
+        depths = self.order if self.nodes is None else depths_of(self.nodes)
+        return torch.where(self.real, self.ends[:, None] + depths, 0)
+
+    @property
+    def places(self) -> Tensor:
+        """[B, Q] int64, where the token of each place lies: 0 where it is padding."""
+        return torch.where(self.real, self.ends[:, None] - 1 + self.order, 0)
+
+    @property
+    def order(self) -> Tensor:
+        """[Q] int64: 0, 1, 2 …"""
+        return torch.arange(self.real.shape[1], device=self.ends.device)
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,7 @@ class Verified:
     counts: [B] int64, tokens of each row that are right: the newest, and the drafts that were drawn
     tokens: [B, any] int64, what was drawn behind each; past a row's count anything
     logprobs: behind each place but the first, of the draws that want them; as many as of tokens
+    path: [B, Q] int64, the node that is to come to each place, see `keep_path`; None: no tree
     """
 
     starts: Tensor
@@ -179,6 +193,7 @@ class Verified:
     counts: Tensor
     tokens: Tensor
     logprobs: tuple[LogProbs | None, ...]
+    path: Tensor | None = None
 
     def to_host(self) -> "Verified":
         """Start copying to pinned memory, as `Sampled.to_host`."""
@@ -196,28 +211,38 @@ def begin_window(
     forward: ForwardBatch,
     ends: Tensor,
     tables: RequestTables,
-    proposer: DeviceProposer | None,
+    proposer: DeviceProposer | TreeProposer | None,
     kernels: Kernels,
 ) -> Begun:
     """Guess drafts, and write all drafts behind the rows' sequences, of `ends` [B] tokens."""
     size = plan.drafts.shape[1] + 1
-    drafts, counts = plan.drafts, plan.counts
+    drafts, counts, nodes = plan.drafts, plan.counts, None
+    if forward.nodes is not None:
+        nodes = chain_nodes(len(ends), size, ends.device)
     if plan.most_guesses and proposer is not None:
-        step = _decoding_step(plan, forward, ends, tables, kernels)
         place = tables, plan.table_rows, ends, plan.most_guesses
-        guessed, found = proposer.propose(*place, step)
+        links = None
+        if isinstance(proposer, TreeProposer):
+            guessed, links, found = proposer.propose_tree(*place)
+        else:
+            step = _decoding_step(plan, forward, ends, tables, kernels)
+            guessed, found = proposer.propose(*place, step)
         guessed = F.pad(guessed, (0, size - 1 - plan.most_guesses))
         mine = plan.guesses > 0
         drafts = torch.where(mine[:, None], guessed, drafts)
         counts = torch.where(mine, torch.minimum(found, plan.guesses), counts)
+        if nodes is not None and links is not None:
+            links = F.pad(links, (1, size - 1 - plan.most_guesses), value=1)
+            nodes = torch.where(mine[:, None], links, nodes)
     alive = ends <= plan.rooms
     counts = torch.minimum(counts, plan.rooms - ends).clamp_(min=0)
     places = torch.arange(size, device=ends.device)
     real = (places <= counts[:, None]) & alive[:, None]
-    begun = Begun(ends, drafts, counts, alive, real)
-    at = (begun.seen[:, 1:] - 1).clamp_(min=0)
+    if nodes is not None:
+        nodes = with_padding(nodes, counts)
+    begun = Begun(ends, drafts, counts, alive, real, nodes)
     rows = torch.where(real[:, 1:], plan.table_rows[:, None], 0)
-    tables.append(rows.flatten(), at.flatten(), drafts.flatten())
+    tables.append(rows.flatten(), begun.places[:, 1:].flatten(), drafts.flatten())
     return begun
 
 
@@ -282,16 +307,26 @@ def sample_window(
     tokens_behind, logprobs = [sampled.token_ids[:rows]], []
     alive, ends = begun.alive, begun.ends
     counts = torch.ones_like(begun.counts)
+    nodes, at_node = begun.nodes, torch.zeros_like(begun.counts)
+    path = None if nodes is None else begun.order.repeat(rows, 1)
     for place, draws in enumerate(plan.draws, 1):
-        right = tokens_behind[-1] == begun.drafts[:, place - 1]
+        if nodes is None or path is None:
+            right = (tokens_behind[-1] == begun.drafts[:, place - 1]) & (place <= begun.counts)
+        else:
+            tree = nodes, begun.drafts, begun.real
+            right, at_node = follow(*tree, at_node, tokens_behind[-1])
         if kept is not None:
-            right = kept[:, place - 1]
-        alive = alive & (place <= begun.counts) & right
+            right = kept[:, place - 1]  # False where there is no draft
+        alive = alive & right
         if readable and not alive.any():
             break
         counts += alive
         # Tokens of rows that have ended count in row 0, which is no request's.
-        at_place = window[:, place].contiguous()
+        if path is None:
+            at_place = window[:, place].contiguous()
+        else:
+            path[:, place] = torch.where(alive, at_node, place)
+            at_place = window[torch.arange(rows), at_node]
         found = sample(at_place, _where(alive, draws), ends + place, tables, kernels, force(place))
         tokens_behind.append(found.token_ids)
         logprobs.append(found.logprobs)
@@ -300,7 +335,7 @@ def sample_window(
     tables.lengths.index_add_(0, plan.table_rows, counts - 1)
     drafts = torch.where(begun.alive, begun.counts, 0)
     tokens = torch.stack(tokens_behind, dim=1)
-    return sampled, Verified(ends - 1, drafts, counts, tokens, tuple(logprobs))
+    return sampled, Verified(ends - 1, drafts, counts, tokens, tuple(logprobs), path)
 
 
 def accepted(forward: ForwardBatch, plan: WindowPlan, begun: Begun, counts: Tensor) -> Accepted:

@@ -32,6 +32,7 @@ class DecodeRows:
     kv_lens: Tensor  # [D] int64
     kv_lens_host: tuple[int, ...]
     kept: tuple[Tensor, ...] | None  # where verified tokens' inputs go, a recurrent layer each
+    nodes: Tensor | None = None  # [D] int64, the links of trees; None where there are none
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ def _decode_rows(batch: ForwardBatch) -> DecodeRows:
         kv_lens=batch.kv_lens[rows],
         kv_lens_host=batch.host.kv_lens[rows],
         kept=None if batch.window is None else batch.kept,
+        nodes=batch.nodes,
     )
 
 

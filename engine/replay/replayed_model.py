@@ -39,14 +39,19 @@ class _Recorded:
     def is_on(self, states: StatePool, pages: PagePool, batch: ForwardBatch) -> bool:
         """Return true if the recording reads and writes this memory."""
         mine = self.inputs.batch
-        kept, others = (b.window.kept if b.window is not None else None for b in (mine, batch))
-        memory = self.states, self.pages, mine.block_tables, kept
-        return all(map(is_, memory, (states, pages, batch.block_tables, others)))
+        memory = self.states, self.pages, mine.block_tables, *_window_memory(mine)
+        given = states, pages, batch.block_tables, *_window_memory(batch)
+        return all(map(is_, memory, given))
 
     def run(self, batch: ForwardBatch) -> Tensor:
         self.inputs.refresh(batch)
         self.recording.run()
         return self.logits
+
+
+def _window_memory(batch: ForwardBatch) -> tuple[object, object]:
+    window = batch.window
+    return (None, None) if window is None else (window.kept, window.nodes)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class ResultProcessor:
             if request.slot:  # else it was preempted
                 self._check_start(request, window)
                 request.lengths.computed += accepted
-                request.drafts_in_flight -= row.most_drafts
+                request.drafts_in_flight -= row.most_accepted
         reached = range(window.start + 1, window.start + accepted + 2)
         self._donations.drop([t for t in row.tracked if t.depth not in reached])
         position = 0 if request is None else len(request.output)

@@ -80,7 +80,7 @@ class RowPlanner:
         running, rows = list(running), list(in_flight)
         findings = self.plain.check(rows)
         for request in running:
-            drafts = sum(row.most_drafts for row in rows if row.serial == request.serial)
+            drafts = sum(row.most_accepted for row in rows if row.serial == request.serial)
             if request.drafts_in_flight != drafts:
                 findings.append(
                     f"request {request.request_id} may be {request.drafts_in_flight} tokens "
@@ -192,16 +192,17 @@ class RowPlanner:
             True,
             self._draw(request),
             None,
-            self._tracker.window(start, end),
+            self._tracker.window(start, start + overlap_slack + 1 + drafts.deepest),
             position=lengths.sampled,
             drafts=drafts.token_ids,
             draft_draws=drafts.draws,
             draft_sources=drafts.sources,
             guesses=drafts.guesses,
+            depth=drafts.depth,
             overlap_slack=overlap_slack,
             room=min(request.most_computed, len(request.pages) * self._page_size),
         )
-        request.drafts_in_flight += drafts.most
+        request.drafts_in_flight += drafts.deepest
         lengths.computed = start + 1
         request.state_slot = request.slot
         lengths.sampled += 1

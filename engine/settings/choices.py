@@ -75,8 +75,11 @@ TRACK_INTERVAL = 256
 LEAST_CAPACITY, MOST_CAPACITY = 1 << 10, 1 << 31
 """Tokens of texts that drafts are looked up in, if any."""
 DRAFT_TOKENS = 4
-WINDOWS = (1, 2, 4, 8)
+WINDOWS = (1, 2, 4, 8, 16)
 """Tokens that one step may compute of a request that decodes."""
+MOST_CHAIN, MOST_NODES = 8, WINDOWS[-1]
+"""Tokens that one step may verify of a request, where its drafts follow one another, and where they
+are a tree."""
 RANK_TIMEOUT_S = 60.0
 """Seconds that a rank waits for the other ranks of its replica in a step."""
 

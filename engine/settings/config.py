@@ -109,6 +109,9 @@ class EngineConfig(EngineOptions):
     speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
     # Tokens that a step verifies of a request: the newest, and guesses; at least 2.
     speculative_num_draft_tokens: int = DRAFT_TOKENS
+    speculative_eagle_topk: int = 1  # ways in which a request may go on; 1: guesses are a chain
+    # Guesses behind one another in each way, at most; None: as many as are verified.
+    speculative_num_steps: int | None = None
     # Tokens that end answers beside those of the model's folder: of --chat-template.
     end_ids: tuple[int, ...] = ()
 
@@ -153,6 +156,17 @@ class EngineConfig(EngineOptions):
         if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
             return 1
         return self.speculative_num_draft_tokens
+
+    @property
+    def trees(self) -> bool:
+        """True if steps verify trees of guesses."""
+        return self.draft_tokens > 1 and self.speculative_eagle_topk > 1
+
+    @property
+    def draft_depth(self) -> int:
+        """Guesses behind one another, at most."""
+        most = self.draft_tokens - 1
+        return most if self.speculative_num_steps is None else min(self.speculative_num_steps, most)
 
     @property
     def for_answers(self) -> "EngineConfig":

@@ -13,9 +13,9 @@ from baton.engine.settings.choices import (
     GPU_MEMORY_FRACTION,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
+    MOST_CHAIN,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
-    WINDOWS,
     LoadFormat,
     MixedBudget,
     MtpRecycle,
@@ -132,7 +132,7 @@ class EngineOptions(LatencyTarget):
         None, Group.DRAFTS,
         "For benchmarks: instead of verifying drafts, draw how many are accepted, so that a row "
         "with drafts gives so many tokens on average. Answers are then drafts, not the model's; "
-        "every reply says so. With mtp.", Number(1, WINDOWS[-1]))
+        "every reply says so. With mtp.", Number(1, MOST_CHAIN))
     # Of other answers, in which drafts are looked up: see `SharedTexts`.
     speculative_ngram_capacity: int = option(
         0, Group.DRAFTS,

@@ -6,7 +6,8 @@ from baton.core.errors import ConfigError
 from baton.engine.settings.choices import (
     LEAST_CAPACITY,
     MOST_CAPACITY,
-    WINDOWS,
+    MOST_CHAIN,
+    MOST_NODES,
     MixedBudget,
     SpeculativeAlgorithm,
 )
@@ -50,11 +51,14 @@ def check_options(
             "caches a live state whose draft tokens may be wrong: use "
             "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
         )
-    if not 2 <= config.speculative_num_draft_tokens <= WINDOWS[-1]:
+    most = MOST_NODES if config.speculative_eagle_topk > 1 else MOST_CHAIN
+    if not 2 <= config.speculative_num_draft_tokens <= most:
         raise ConfigError(
-            f"speculative_num_draft_tokens must be 2 to {WINDOWS[-1]}; "
+            f"speculative_num_draft_tokens must be 2 to {most}; "
             f"got {config.speculative_num_draft_tokens}"
         )
+    if config.trees:
+        _check_trees(config)
     if config.speculative_algorithm is SpeculativeAlgorithm.MTP and not config.mtp:
         raise ConfigError(
             "speculative_algorithm mtp guesses by a layer that steps are to run: set mtp too"
@@ -82,6 +86,26 @@ def check_options(
         raise ConfigError(
             f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
             f"made for; got {wanted}"
+        )
+
+
+def _check_trees(config: EngineConfig) -> None:
+    """Raise ConfigError for options that trees of drafts do not have."""
+    topk, chain = config.speculative_eagle_topk, "or speculative_eagle_topk 1"
+    if config.speculative_algorithm is not SpeculativeAlgorithm.NGRAM:
+        raise ConfigError(
+            f"speculative_eagle_topk is {topk}: trees are made of n-grams, and "
+            f"{config.speculative_algorithm} guesses chains: use ngram, {chain}"
+        )
+    if config.on_gpu:
+        raise ConfigError(
+            f"speculative_eagle_topk is {topk}, and kernels on {config.device} do not read the "
+            f"links of a tree: use device cpu, {chain}"
+        )
+    if config.tp > 1:
+        raise ConfigError(
+            f"speculative_eagle_topk is {topk}, and the links of a tree do not go to the other "
+            f"ranks of a replica of {config.tp}: use tp 1, {chain}"
         )
 
 

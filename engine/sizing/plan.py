@@ -23,8 +23,7 @@ MOST_SNAPSHOTS_A_PREFILL = 8
 # and one reads it.
 _TRACKED_STEPS = 3
 # Prompt tokens a step. 512 keep a few cores as busy as more do (measured from 256 to 2048).
-_CPU_CHUNK = 512
-_GPU_CHUNK = 2048
+_CPU_CHUNK, _GPU_CHUNK = 512, 2048
 _TOKENS_A_REQUEST = 2048
 """Tokens of a request, about, for whose pages the default of max_running leaves room."""
 _GPU_SPARE = 1 << 30
@@ -164,6 +163,7 @@ class MemoryPlan:
             context=self.wanted_len,
             window=self.config.window,
             captures=self.config.graphs,
+            trees=self.config.trees,
         )
 
     @property

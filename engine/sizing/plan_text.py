@@ -63,4 +63,5 @@ def _step_parts(plan: MemoryPlan) -> dict[str, int]:
         "expanded latents": step.latents + plan.gathered_bytes,
         "graphs": step.graphs,
         "inputs of verified tokens": step.kept,
+        "links of trees": step.links,
     }

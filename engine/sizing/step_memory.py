@@ -17,7 +17,7 @@ from baton.kernels.scratch import (
 
 SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
 _COPIES_OF_LOGITS = 3  # raw, for log probabilities; penalised; and what a kernel makes of them
-_FLOAT32 = 4
+_FLOAT32, _INT64 = 4, 8
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class StepMemory:
     context: int
     window: int = 1  # tokens that a step computes of a request that decodes
     captures: bool = True  # decode steps are captured on a GPU
+    trees: bool = False  # the tokens of a request may be a tree
 
     @property
     def total(self) -> int:
         parts = self.activations, self.logits, self.attention, self.latents, self.graphs, self.kept
-        return sum(parts)
+        return sum(parts) + self.links
 
     @property
     def rows(self) -> int:
@@ -57,6 +58,11 @@ class StepMemory:
         """Bytes of what verified tokens keep for the commit of those that are right: in each
         recurrent layer the convolution's inputs, decays and rates."""
         return self.kept_token * self.kept_tokens
+
+    @property
+    def links(self) -> int:
+        """Bytes of the links of trees: a word a node, whatever the context."""
+        return _INT64 * self.kept_tokens if self.trees else 0
 
     @property
     def kept_token(self) -> int:

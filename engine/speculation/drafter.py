@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from baton.core.drafts import DraftSource
+from baton.core.errors import ConfigError
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request.request import Request
@@ -11,9 +12,9 @@ from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.each_rows import EachRows
 from baton.engine.speculation.mtp import MtpProposer
-from baton.engine.speculation.ngram import DeviceNgram, NgramProposer
+from baton.engine.speculation.ngram import DeviceNgram, NgramProposer, NgramTree
 from baton.engine.speculation.prediction import PredictionSource
-from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
+from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource, TreeProposer
 from baton.engine.speculation.ruled_drafts import RuledDrafts
 from baton.engine.speculation.shared_source import SharedSource
 from baton.engine.speculation.window_gain import CUT, PLAIN
@@ -29,10 +30,17 @@ class Drafter:
     """
 
     def __init__(
-        self, proposers: Proposers, window: int, vocab_size: int, choice: DraftChoice | None = None
+        self,
+        proposers: Proposers,
+        window: int,
+        vocab_size: int,
+        choice: DraftChoice | None = None,
+        depth: int = 0,
     ) -> None:
         """window: tokens that a step verifies of a request, its newest one among them.
-        choice: which rows have drafts; None: all."""
+        choice: which rows have drafts; None: all. depth: of the device's guesses, where they are
+        trees; 0: they are chains."""
+        self._depth = depth
         self._choice = choice
         self._host = proposers.host
         self._texts = proposers.texts
@@ -50,12 +58,14 @@ class Drafter:
         wanted = self._choice is None or self._choice.wants(request)
         return wanted and bool(self._ahead(request, 1))
 
-    def drafts(self, request: Request, most: int) -> Drafts:
-        """Return at most `most` drafts for a request that does not await a token.
+    def drafts(self, request: Request, longest: int) -> Drafts:
+        """Return drafts for a request that does not await a token, at most `longest` of them behind
+        one another.
 
         The answer never gets past its length: a row samples one token more than it has drafts.
         """
-        most = min(most, self._most, request.stopper.limit - request.lengths.sampled - 1)
+        left = request.stopper.limit - request.lengths.sampled - 1
+        most = min(longest, self._most, left)
         if self._choice is not None:
             most = min(most, self._choice.guesses(request, self._ahead))
         if most <= 0:
@@ -67,7 +77,9 @@ class Drafter:
         if not proposed and self._guessed(request):
             layered = self._choice is not None and self._choice.by_layer(request)
             guesser = DraftSource.MTP if layered else self._device_source
-            return Drafts(guesses=most, sources=(guesser,) * most)
+            if 0 < self._depth <= longest:  # a tree has more nodes than it is deep
+                most = min(self._most, left)
+            return Drafts(guesses=most, sources=(guesser,) * most, depth=self._depth)
         if not proposed:
             proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
@@ -155,7 +167,7 @@ def drafting(
     states: StatePool,
     pages: PagePool,
     proposers: Proposers | None = None,
-) -> tuple[Drafter | None, DeviceProposer | None]:
+) -> tuple[Drafter | None, DeviceProposer | TreeProposer | None]:
     """Return what the options call for: who drafts, and who guesses on the device. None where steps
     verify nothing.
 
@@ -171,7 +183,16 @@ def drafting(
         depths = 0 if layer is None else config.draft_tokens - 1
         # Where the host may look, a step without guesses is cut; see `used_window`.
         choice = DraftChoice(config.window, model.kernels.native is not None, depths)
-    drafter = Drafter(proposers, config.draft_tokens, model.config.vocab_size, choice)
+    depth = config.draft_depth if config.trees else 0
+    drafter = Drafter(proposers, config.draft_tokens, model.config.vocab_size, choice, depth)
+    if config.trees and not model.kernels.trees:
+        raise ConfigError(
+            f"speculative_eagle_topk is {config.speculative_eagle_topk}, and "
+            f"{type(model.kernels).__name__} do not read the links of a tree: use "
+            "speculative_eagle_topk 1, or kernels auto on a CPU"
+        )
+    if config.trees and proposers.tree is not None:
+        return drafter, proposers.tree
     return drafter, device if device is None or layer is None else EachRows(device, layer)
 
 
@@ -186,4 +207,8 @@ def _proposers(config: EngineConfig, model: Model, states: StatePool, pages: Pag
         return Proposers(NgramProposer(), layer, tuple(texts), DraftSource.MTP)
     if config.speculative_algorithm is SpeculativeAlgorithm.NGRAM:
         layer = None
-    return Proposers(NgramProposer(), DeviceNgram(model.kernels), tuple(texts), layer=layer)
+    tree = None
+    if config.trees:
+        tree = NgramTree(model.kernels, config.speculative_eagle_topk, config.draft_depth)
+    device = DeviceNgram(model.kernels)
+    return Proposers(NgramProposer(), device, tuple(texts), layer=layer, tree=tree)

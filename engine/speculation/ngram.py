@@ -55,6 +55,25 @@ class NgramProposer:
         self._histories.pop(serial, None)
 
 
+class NgramTree:
+    """Guesses the tokens that followed the newest n-gram where it occurred, at several places among
+    the newest `SEARCHED` tokens.
+    """
+
+    def __init__(self, kernels: Kernels, branches: int, depth: int) -> None:
+        """branches: continuations of a row, at most. depth: tokens of each."""
+        self._kernels = kernels
+        self._shape = branches, depth
+
+    def propose_tree(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `TreeProposer`."""
+        sizes = SHORTEST, LONGEST
+        found = tables.tokens, rows, ends, SEARCHED, sizes, most
+        return self._kernels.guess_tree(*found, *self._shape)
+
+
 class DeviceNgram:
     """Guesses the tokens that followed the newest n-gram where it occurred last, as `NgramProposer`
     does, among the newest `SEARCHED` tokens.

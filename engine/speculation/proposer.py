@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -48,6 +48,22 @@ class DecodingStep:
     draw: Callable[[Tensor, int], Tensor]
     layered: Tensor
     most_layered: int
+
+
+@runtime_checkable
+class TreeProposer(Protocol):
+    """A source of several continuations on the device."""
+
+    def propose_tree(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Guess what follows the sequences of B rows. Reads and writes as a `DeviceProposer`.
+
+        rows, ends, most: as of `DeviceProposer.propose`. Returns tokens [B, most] int64; the bits
+        of the nodes that each of them follows, and its own, [B, most] int64, see
+        `Kernels.guess_tree`; and how many of each row's are guesses, [B] int64.
+        """
+        ...
 
 
 class DeviceProposer(Protocol):
@@ -101,7 +117,8 @@ class Proposers:
     on the device. host: asked for all others; their rows run one step behind, because it has to see
     their newest tokens. texts: asked first, in this order. A row whose known tokens are in one of
     them runs one step behind too. device_source: the name of `device`. layer: the model's own,
-    asked in its place for the rows that are chosen for it.
+    asked in its place for the rows that are chosen for it. tree: asked in place of `device`, where
+    steps verify trees.
     """
 
     host: Proposer
@@ -109,3 +126,4 @@ class Proposers:
     texts: tuple[TextSource, ...] = ()
     device_source: DraftSource = DraftSource.NGRAM
     layer: DeviceProposer | None = None
+    tree: TreeProposer | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.settings.choices import WINDOWS
+from baton.engine.settings.choices import MOST_NODES
 from baton.engine.speculation.ngram import LONGEST
 
 MOST_TOKENS = 8192
@@ -13,7 +13,7 @@ MOST_TOKENS = 8192
 TOKEN_BYTES = 24
 """Memory for each token that is kept, at most."""
 
-_FOLLOWING = WINDOWS[-1] - 1  # tokens, at most, that a request asks for
+_FOLLOWING = MOST_NODES - 1  # tokens, at most, that a request asks for
 _END = 0xFFFFFFFF  # stands behind each text; no token
 _NOBODY = 0  # the number of places without a text
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that all bits of a key reach the highest ones

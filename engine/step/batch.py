@@ -64,6 +64,7 @@ class Row(NamedTuple):
     draft_draws: tuple[Draw, ...] = ()  # one behind each draft
     draft_sources: tuple[DraftSource, ...] = ()  # of each draft
     guesses: int = 0  # drafts that the device may guess, at most; then `drafts` is empty
+    depth: int = 0  # of guesses that are a tree; 0: they follow one another
     # Tokens by which `start` and `position` may be more: drafts of the step before, which was not
     # over when this one was planned. `end` counts them.
     overlap_slack: int = 0
@@ -73,6 +74,11 @@ class Row(NamedTuple):
     def most_drafts(self) -> int:
         """Drafts that it verifies, at most."""
         return len(self.drafts) or self.guesses
+
+    @property
+    def most_accepted(self) -> int:
+        """Drafts of it that are right, at most."""
+        return min(self.most_drafts, self.depth) if self.depth else self.most_drafts
 
     def sources(self, count: int) -> tuple[DraftSource, ...]:
         """Return who guessed the first `count` of its drafts: the device, those of no source."""
@@ -117,6 +123,7 @@ class Row(NamedTuple):
                     draft_draws=(),
                     draft_sources=(),
                     guesses=0,
+                    depth=0,
                     overlap_slack=0,
                 )
             )

@@ -14,11 +14,17 @@ class Drafts:
     draws: tuple[Draw, ...] = ()
     guesses: int = 0
     sources: tuple[DraftSource, ...] = ()  # of each token
+    depth: int = 0  # of guesses that are a tree; 0: they follow one another
 
     @property
     def most(self) -> int:
         """Tokens that are to be verified, at most."""
         return len(self.token_ids) or self.guesses
+
+    @property
+    def deepest(self) -> int:
+        """Tokens that may be right, at most."""
+        return min(self.most, self.depth) if self.depth else self.most
 
     def first(self, count: int) -> "Drafts":
         """Return at most the first `count`."""
@@ -27,6 +33,7 @@ class Drafts:
             self.draws[:count],
             min(self.guesses, count),
             self.sources[:count],
+            self.depth,
         )
 
 

@@ -33,10 +33,13 @@ class Window:
     """The verification of several tokens a decoding request in one step.
 
     kept: [most tokens, values] a recurrent layer, where a token's inputs go.
+    nodes: [most tokens] int64, the links of trees, see `Kernels.gated_conv_verify`: written before
+           the forward. None: tokens follow one another.
     """
 
     tokens: int  # of each decoding request, the last ones padding where it has fewer
     kept: tuple[Tensor, ...]
+    nodes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ class ForwardBatch:
         """The part of the window's memory that this step uses, a recurrent layer each."""
         kept = () if self.window is None else self.window.kept
         return tuple(layer[: self.decode_rows] for layer in kept)
+
+    @property
+    def nodes(self) -> Tensor | None:
+        """The part of the links of trees that this step uses: [decode rows] int64."""
+        nodes = None if self.window is None else self.window.nodes
+        return None if nodes is None else nodes[: self.decode_rows]
 
     @property
     def rows(self) -> int:

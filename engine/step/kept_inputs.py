@@ -28,6 +28,13 @@ def kept_inputs(model: Model, tokens: int, device: torch.device) -> tuple[Tensor
     return tuple(found)
 
 
+def tree_nodes(tokens: int, trees: bool) -> Tensor | None:
+    """Allocate the links of the trees of one step, [tokens] int64; None where steps verify none.
+    A row of it is as wide as a tree has nodes, not as the context. tokens: as in `kept_inputs`.
+    """
+    return torch.zeros(tokens, dtype=torch.int64) if trees else None
+
+
 def windows(kept: tuple[Tensor, ...], most: int) -> tuple[Window, ...]:
     """Return the windows of several tokens that steps may have, `most` being the largest."""
     return tuple(Window(size, kept) for size in windows_up_to(most))

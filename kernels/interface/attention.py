@@ -92,6 +92,7 @@ class AttentionKernels(ABC):
         scale: float,
         *,
         first_key: int = 0,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         """Attend from one new token a row to the row's tokens from `first_key` on.
 
@@ -100,6 +101,10 @@ class AttentionKernels(ABC):
                  without a token from `first_key` on has zeros as its result
         kv_lens_host: no less than those: the host may not know how far a row has got
         first_key: below 64. What the pools hold of earlier tokens never reaches a result
+        nodes:   [B] int64, of rows that are nodes of a tree: the newest tokens of a row lie where
+                 bits are set, bit i being i places behind the first of them, which is as many
+                 tokens before the row's end as there are bits. None: they lie one after another.
+                 Only where `trees`
         k_pool, v_pool, block_tables, table_rows, scale: as in paged_attn_prefill
         returns  [B, QH, D], dtype of q
         """
@@ -137,6 +142,7 @@ class AttentionKernels(ABC):
         scale: float,
         *,
         first_key: int = 0,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         """Attend from each row's Q newest tokens to its tokens from `first_key` up to themselves.
 
@@ -147,6 +153,7 @@ class AttentionKernels(ABC):
         rank:         values of a latent
         scale:        factor on the scores
         first_key:    as in paged_attn_decode
+        nodes:        as in paged_attn_decode, where Q is 1
         returns       [B, Q, H, rank], dtype of q: the mean latent of each head
         """
 

@@ -44,6 +44,31 @@ class SpeculationKernels(ABC):
         """
 
     @abstractmethod
+    def guess_tree(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        searched: int,
+        sizes: tuple[int, int],
+        most: int,
+        branches: int,
+        depth: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Guess several ways in which each of B sequences goes on: as it did where its newest
+        n-gram occurred, the longest first, and of these the last. They are one tree, whose nodes
+        come level by level. Of each sequence 64 places are looked at, at most.
+
+        tokens, rows, ends, searched, sizes: as in guess_ngrams
+        most:     nodes of a tree, up to 63
+        branches: ways that are looked for
+        depth:    tokens of each
+        returns   tokens [B, most] int64; [B, most] int64, of each node the bits of those that it
+                  follows, and its own: bit 0 is the newest token's, bit 1 the first node's; how
+                  many nodes each row has [B] int64, zeros behind them
+        """
+
+    @abstractmethod
     def gated_conv_verify(
         self,
         bcx: Tensor,
@@ -53,6 +78,7 @@ class SpeculationKernels(ABC):
         read_slots: Tensor,
         has_initial: Tensor | None,
         kept: Tensor,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         """Compute LFM2's gated convolution of Q tokens a row.
 
@@ -61,6 +87,9 @@ class SpeculationKernels(ABC):
         read_slots:  [B] int64; 0 for padding rows
         has_initial: [B] bool; False: start from zeros, whatever the read slot holds. None: all True
         kept:        [B Q, C], dtype of bcx; set to the inputs of the convolution
+        nodes:       [B Q] int64, of the nodes of a tree a row: bit i of a token is set where token
+                     i of its row is one that it follows, or itself. Each token comes after those
+                     that it follows. None: each follows the one before. Only where `trees`
         returns      [B Q, C], dtype of bcx
         """
 
@@ -85,12 +114,13 @@ class SpeculationKernels(ABC):
         read_slots: Tensor,
         has_initial: Tensor | None,
         kept: Tensor,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         """Compute a Mamba-2 mixer of Q tokens a row.
 
         zxbcdt:  [B Q, H P + C + H] float, as in mamba2_step
         conv_pool, ssm_pool: as in mamba2_step; not written
-        read_slots, has_initial: as in gated_conv_verify
+        read_slots, has_initial, nodes: as in gated_conv_verify
         kept:    [B Q, C + H], dtype of zxbcdt; set to its columns x B C and dt
         returns  [B Q, H P], dtype of zxbcdt
         """
@@ -122,12 +152,13 @@ class SpeculationKernels(ABC):
         read_slots: Tensor,
         has_initial: Tensor | None,
         kept: Tensor,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         """Compute a gated-delta mixer of Q tokens a row.
 
         inputs:  Q tokens a row
         conv_pool, state_pool: as in gated_delta_step; not written
-        read_slots, has_initial: as in gated_conv_verify
+        read_slots, has_initial, nodes: as in gated_conv_verify
         kept:    [B Q, C + Hv + n], dtype of the inputs; set to their qkv, b and a, which have C, Hv
                  and n columns
         returns  [B Q, Hv V], dtype of the inputs

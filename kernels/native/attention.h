@@ -36,6 +36,7 @@ struct AttnDecode {
   const int32_t* tables;        // [any, any], rows table_stride apart
   const int64_t* table_rows;    // [rows], row of `tables` of each row
   const int64_t* kv_lens;       // [rows]; 0 for padding rows
+  const int64_t* nodes;         // [rows], see Branch; null: there are no trees
   float* out;                   // [rows, heads, head_dim]
   float* parts;                 // of RowsOfHeads
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
@@ -50,10 +51,11 @@ void attn_decode_as(const AttnDecode& a, Team& team) {
                          a.kv_lens, a.out, a.parts, a.first_key, paired<T>(D, D)};
   auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
                     const Softmax& softmax) {
+    const Branch branch = Branch::of(a.nodes, row, a.kv_lens[row]);
     auto positions = [&](const void* pool) {
       return Positions<T>{static_cast<const T*>(pool) + first / per * D,
                           a.tables + a.table_rows[row] * a.table_stride, a.page_size, a.page_stride,
-                          a.kv_heads * D};
+                          a.kv_heads * D, (end - first) / per * D, branch};
     };
     const TokenHeads heads{a.q + row * a.q_stride + first * D, (end - first) / per, per, D, D,
                            static_cast<float>(a.scale)};

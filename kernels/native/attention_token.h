@@ -6,27 +6,63 @@
 
 namespace {
 
+// The positions of a node of a tree from its row's newest token on: its ancestors and itself, in the
+// order of their depths. Node i of the row lies i places behind the newest token, node 0.
+struct Branch {
+  int64_t first = INT64_MAX;  // position of the newest token; far away where there is no tree
+  uint64_t nodes = 0;         // bit i: node i
+
+  // nodes: of the row, with the row itself; null: there is no tree. length: positions of the row.
+  static Branch of(const int64_t* nodes, int64_t row, int64_t length) {
+    if (!nodes) return {};
+    const auto mine = static_cast<uint64_t>(nodes[row]);
+    return {length - __builtin_popcountll(mine), mine};
+  }
+
+  int64_t place(int64_t position) const {
+    if (position < first) return position;
+    uint64_t left = nodes;
+    for (int64_t depth = first; depth < position; depth++) left &= left - 1;
+    return first + (left ? __builtin_ctzll(left) : 0);  // past the last, which is prefetched: 0
+  }
+};
+
 // The places of the keys or values of one row in a pool.
 template <class T>
 struct Positions {
   const T* pool;  // the first position of page 0
   const int32_t* table;
   int64_t page_size, page_stride, step;  // step: between two positions of a page (in values)
+  int64_t width;                         // values of a position that are read
+  Branch branch;
 
   const T* at(int64_t position) const {
-    return pool + table[position / page_size] * page_stride + position % page_size * step;
+    const int64_t place = branch.place(position);
+    return pool + table[place / page_size] * page_stride + place % page_size * step;
   }
 
   // f(i, from, n) for each run of positions at + i .. at + i + n below at + count that lie in one
-  // page one after another.
+  // page one after another. Those of a branch are copied to lie so: its sums are then taken as
+  // those of a row without a tree.
   template <class F>
   void runs_of(int64_t at, int64_t count, F f) const {
     int64_t page = at / page_size, inside = at % page_size;
     for (int64_t i = 0; i < count; page++, inside = 0) {
       const int64_t n = page_size - inside < count - i ? page_size - inside : count - i;
-      f(i, pool + table[page] * page_stride + inside * step, n);
+      const bool apart = at + i + n > branch.first;
+      f(i, apart ? gathered(at + i, n) : pool + table[page] * page_stride + inside * step, n);
       i += n;
     }
+  }
+
+  // n positions from the given one on, a step apart, in memory that the next call writes again.
+  __attribute__((noinline)) const T* gathered(int64_t position, int64_t n) const {
+    struct Run {};
+    T* memory = scratch<T, Run>(n * step);
+    for (int64_t i = 0; i < n; i++) {
+      memcpy(memory + i * step, this->at(position + i), width * sizeof(T));
+    }
+    return memory;
   }
 };
 

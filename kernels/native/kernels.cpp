@@ -61,8 +61,8 @@ OPERATION(rope, Rope, NONE, x, cache, positions, out, rows, heads, head_dim, rot
 OPERATION(kv_write, KvWrite, NONE,
           k, v, k_pool, v_pool, pages, offsets, tokens, width, k_stride, v_stride, page_stride,
           dtype)
-OPERATION(attn_decode, AttnDecode, NULLABLE(parts),
-          q, k_pool, v_pool, tables, table_rows, kv_lens, out, parts, rows, heads, kv_heads,
+OPERATION(attn_decode, AttnDecode, NULLABLE(parts, nodes),
+          q, k_pool, v_pool, tables, table_rows, kv_lens, nodes, out, parts, rows, heads, kv_heads,
           head_dim, page_size, q_stride, page_stride, table_stride, dtype, first_key, scale)
 OPERATION(attn_prefill, AttnPrefill, NONE,
           q, k_pool, v_pool, tables, table_rows, starts, kv_lens, out, rows, tokens, heads,
@@ -82,8 +82,8 @@ OPERATION(latent_write, LatentWrite, NONE,
 OPERATION(mla_query, MlaQuery, NONE,
           plain, rotated, up, out, rows, heads, keys, values, rank, tail, plain_stride,
           plain_head, rotated_stride, rotated_head, dtype)
-OPERATION(mla_decode, MlaDecode, NULLABLE(parts),
-          q, pool, tables, table_rows, kv_lens, out, parts, rows, heads, width, rank, page_size,
+OPERATION(mla_decode, MlaDecode, NULLABLE(parts, nodes),
+          q, pool, tables, table_rows, kv_lens, nodes, out, parts, rows, heads, width, rank, page_size,
           page_stride, table_stride, dtype, first_key, scale)
 OPERATION(latent_read, LatentRead, NONE,
           pool, tables, table_rows, kv_lens, out, rows, tokens, width, page_size, page_stride,
@@ -129,26 +129,29 @@ OPERATION(mamba2_prefill, Mamba2Prefill, NULLABLE(conv_bias, norm_weight),
 
 OPERATION(guess_ngrams, GuessNgrams, NONE,
           tokens, rows, ends, guesses, found, count, stride, searched, shortest, longest, most)
+OPERATION(guess_tree, GuessTree, NONE,
+          tokens, rows, ends, guesses, nodes, found, count, stride, searched, shortest, longest,
+          most, branches, depth)
 OPERATION(conv_tokens, ConvTokens,
           NULLABLE(before, after, taps, bias, write_slots, has_initial, counts,
-                   track_slots, track_counts, kept, out),
+                   track_slots, track_counts, nodes, kept, out),
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, counts,
-          track_slots, track_counts, kept, out, rows, tokens, channels, x_stride, width,
+          track_slots, track_counts, nodes, kept, out, rows, tokens, channels, x_stride, width,
           pool_stride, kept_stride, dtype, silu, layers, x_layer, pool_layer)
 OPERATION(mamba2_tokens, Mamba2Tokens,
           NULLABLE(z, conv_bias, norm_weight, write_slots, has_initial, counts,
-                   track_slots, track_counts, kept, y),
+                   track_slots, track_counts, nodes, kept, y),
           inputs, z, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
-          read_slots, write_slots, has_initial, counts, track_slots, track_counts, kept,
+          read_slots, write_slots, has_initial, counts, track_slots, track_counts, nodes, kept,
           convolved, y, rows, tokens, stride, kept_stride, heads, head_dim, groups, d_state, width,
           conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last, layers, input_layer,
           conv_layer, ssm_layer, dt_low, dt_high, eps)
 OPERATION(delta_tokens, DeltaTokens,
-          NULLABLE(z, write_slots, has_initial, counts, track_slots, track_counts, kept,
-                   y),
+          NULLABLE(z, write_slots, has_initial, counts, track_slots, track_counts, nodes,
+                   kept, y),
           qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
-          write_slots, has_initial, counts, track_slots, track_counts, kept, convolved, y, rows,
-          tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
+          write_slots, has_initial, counts, track_slots, track_counts, nodes, kept, convolved, y,
+          rows, tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
           key_dim, value_dim, width, conv_stride, state_stride, conv_dtype, state_dtype,
           channelwise, silu_gate, layers, input_layer, conv_layer, state_layer, eps)
 

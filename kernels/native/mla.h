@@ -91,6 +91,7 @@ struct MlaDecode {
   const int32_t* tables;  // [any, any], rows table_stride apart
   const int64_t* table_rows;  // [rows], row of `tables` of each row
   const int64_t* kv_lens;     // [rows]; 0 for padding rows
+  const int64_t* nodes;       // [rows], see Branch; null: there are no trees
   float* out;              // [rows, heads, rank]
   float* parts;            // of RowsOfHeads
   int64_t rows, heads, width, rank, page_size, page_stride, table_stride, dtype;
@@ -108,7 +109,8 @@ void mla_decode_as(const MlaDecode& a, Team& team) {
                     const Softmax& softmax) {
     const Positions<T> latents{static_cast<const T*>(a.pool),
                                a.tables + a.table_rows[row] * a.table_stride, a.page_size,
-                               a.page_stride, a.width};
+                               a.page_stride, a.width, a.width,
+                               Branch::of(a.nodes, row, a.kv_lens[row])};
     for (int64_t head = first; head < end; head += MLA_HEADS) {
       const int64_t count = end - head < MLA_HEADS ? end - head : MLA_HEADS, at = head - first;
       const TokenHeads heads{a.q + (row * a.heads + head) * a.width, 1, count, a.width, a.rank,

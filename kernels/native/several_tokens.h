@@ -15,13 +15,36 @@
 
 namespace {
 
-// Token t of row r is token r * tokens + t of the inputs.
+// Token t of row r is token r * tokens + t of the inputs. Where tokens are the nodes of a tree, each
+// follows its parent, and the paths from node 0 to the leaves are computed one after another.
 struct Rows {
   const int64_t *read_slots, *write_slots;  // [rows]; write_slots null: no state is written
   const uint8_t* has_initial;               // [rows] or null: every row has one
   const int64_t* counts;                    // [rows], tokens to compute; null: all
   const int64_t *track_slots, *track_counts;  // [rows]: a copy of the state after so many tokens
   int64_t rows, tokens;
+  // [rows * tokens], a node's ancestors and itself by their bits, up to 64 of a row; null: each token
+  // follows the one before.
+  const int64_t* nodes;
+
+  // Whether the row's tokens are not all in one path.
+  bool branches(int64_t row) const {
+    return nodes && __builtin_popcountll(nodes[(row + 1) * tokens - 1]) < tokens;
+  }
+
+  // f(token, first) for the tokens of each path in order. Nodes of several paths come again, with
+  // the same inputs. first: token 0, which follows the row's state.
+  template <class F>
+  void paths(int64_t row, F f) const {
+    const int64_t* mine = nodes + row * tokens;
+    for (int64_t last = 0; last < tokens; last++) {
+      bool followed = false;
+      for (int64_t t = last + 1; t < tokens; t++) followed = followed || mine[t] >> last & 1;
+      for (int64_t t = 0; t <= last && !followed; t++) {
+        if (mine[last] >> t & 1) f(row * tokens + t, t == 0);
+      }
+    }
+  }
 
   int64_t count(int64_t row) const { return counts ? counts[row] : tokens; }
 
@@ -42,6 +65,11 @@ struct Rows {
 template <class T, class F>
 void walk(const Rows& a, int64_t row, T* pool, int64_t stride, int64_t size, T* memory, F step) {
   const T* from = a.has_initial && !a.has_initial[row] ? nullptr : pool + a.read_slots[row] * stride;
+  if (a.branches(row)) {  // of a tree, no state is written
+    return a.paths(row, [&](int64_t token, bool first) {
+      step(token, first ? from : memory, memory);
+    });
+  }
   const int64_t count = a.count(row);
   T* last = a.write_slots ? pool + a.write_slots[row] * stride : nullptr;
   for (int64_t t = 0; t < count; t++) {
@@ -62,7 +90,7 @@ struct ConvTokens {
   void* pool;                // [slots, channels, width - 1]: each row's last inputs, oldest first
   const int64_t *read_slots, *write_slots;
   const uint8_t* has_initial;
-  const int64_t *counts, *track_slots, *track_counts;  // see Rows
+  const int64_t *counts, *track_slots, *track_counts, *nodes;  // see Rows
   float* kept;  // [rows * tokens, channels], kept_stride apart: the inputs; null: not kept
   float* out;   // [rows * tokens, channels]; null: only the windows move on
   int64_t rows, tokens, channels, x_stride, width, pool_stride, kept_stride, dtype, silu;
@@ -72,7 +100,7 @@ struct ConvTokens {
 template <class T>
 void conv_all_tokens(const ConvTokens& a, Team& team) {
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
-                  a.track_slots, a.track_counts, a.rows,        a.tokens};
+                  a.track_slots, a.track_counts, a.rows,        a.tokens, a.nodes};
   const int64_t parts = (a.channels + CONV_PART - 1) / CONV_PART, lead = a.width - 1;
   team.each(a.layers * a.rows * parts, [&](int64_t job) {
     struct Window {};
@@ -113,7 +141,7 @@ struct Mamba2Tokens {
   void *conv_pool, *ssm_pool;
   const int64_t *read_slots, *write_slots;
   const uint8_t* has_initial;
-  const int64_t *counts, *track_slots, *track_counts;  // see Rows
+  const int64_t *counts, *track_slots, *track_counts, *nodes;  // see Rows
   float* kept;       // [rows * tokens, x B C | dt], kept_stride apart; null: not kept
   float* convolved;  // [rows * tokens, channels], scratch
   float* y;          // [rows * tokens, inner]; null where z is
@@ -126,7 +154,7 @@ struct Mamba2Tokens {
 template <class T>
 void mamba2_all_tokens(const Mamba2Tokens& a, const Mamba2Step& first, Team& team) {
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
-                  a.track_slots, a.track_counts, a.rows,        a.tokens};
+                  a.track_slots, a.track_counts, a.rows,        a.tokens, a.nodes};
   const int64_t size = a.head_dim * a.d_state, channels = first.channels();
   team.each(a.layers * a.rows * a.heads, [&](int64_t job) {
     const int64_t layer = job / a.heads / a.rows, row = job / a.heads % a.rows;
@@ -134,11 +162,23 @@ void mamba2_all_tokens(const Mamba2Tokens& a, const Mamba2Step& first, Team& tea
     Mamba2Step mixer = first;
     mixer.A += layer * a.heads, mixer.dt_bias += layer * a.heads;
     const float* raw = a.inputs + layer * a.input_layer + token * a.stride + channels;
-    const RowTokens tokens{a.convolved + (layer * a.rows * a.tokens + token) * channels, raw,
-                           a.z ? a.z + token * a.stride : nullptr,
-                           a.y ? a.y + token * mixer.inner() : nullptr, rows.count(row), a.stride};
+    auto from = [&](int64_t at, int64_t count) {  // tokens of the row, from the given one on
+      const int64_t place = at - token;
+      return RowTokens{a.convolved + (layer * a.rows * a.tokens + at) * channels,
+                       raw + place * a.stride, a.z ? a.z + at * a.stride : nullptr,
+                       a.y ? a.y + at * mixer.inner() : nullptr, count, a.stride};
+    };
     T* pool = static_cast<T*>(a.ssm_pool) + layer * a.ssm_layer + head * size;
-    advance<T>(mixer, head, tokens, rows.state(row, pool, a.ssm_stride));
+    const HeadState<T> states = rows.state(row, pool, a.ssm_stride);
+    if (rows.branches(row)) {
+      struct State {};
+      T* state = scratch<T, State>(size);
+      rows.paths(row, [&](int64_t at, bool first) {
+        advance<T>(mixer, head, from(at, 1), {first ? states.from : state, state, nullptr, 0});
+      });
+    } else {
+      advance<T>(mixer, head, from(token, rows.count(row)), states);
+    }
     for (int64_t t = 0; a.kept && t < a.tokens; t++) {
       a.kept[(token + t) * a.kept_stride + channels + head] = raw[t * a.stride + head];
     }
@@ -153,8 +193,8 @@ void mamba2_tokens(const Mamba2Tokens& a, Team& team) {
   mixer.gate_last = a.gate_last, mixer.dt_low = a.dt_low, mixer.dt_high = a.dt_high;
   conv_tokens({a.inputs,       nullptr,        nullptr,       a.conv_weight, a.conv_bias,
                a.conv_pool,    a.read_slots,   a.write_slots, a.has_initial, a.counts,
-               a.track_slots,  a.track_counts, a.kept,        a.convolved,   a.rows,
-               a.tokens,       mixer.channels(), a.stride,    a.width,       a.conv_stride,
+               a.track_slots,  a.track_counts, a.nodes,       a.kept,        a.convolved,
+               a.rows, a.tokens, mixer.channels(), a.stride,  a.width,       a.conv_stride,
                a.kept_stride,  a.conv_dtype,   /*silu=*/1,    a.layers,      a.input_layer,
                a.conv_layer},
               team);
@@ -174,7 +214,7 @@ struct DeltaTokens {
   void *conv_pool, *state_pool;
   const int64_t *read_slots, *write_slots;
   const uint8_t* has_initial;
-  const int64_t *counts, *track_slots, *track_counts;  // see Rows
+  const int64_t *counts, *track_slots, *track_counts, *nodes;  // see Rows
   float* kept;       // [rows * tokens, qkv | b | a], kept_stride apart; null: not kept
   float* convolved;  // [rows * tokens, channels], scratch
   float* y;          // [rows * tokens, inner]; null where z is
@@ -189,7 +229,7 @@ struct DeltaTokens {
 template <class T>
 void delta_all_tokens(const DeltaTokens& a, const DeltaStep& first, Team& team) {
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
-                  a.track_slots, a.track_counts, a.rows,        a.tokens};
+                  a.track_slots, a.track_counts, a.rows,        a.tokens, a.nodes};
   const int64_t size = a.key_dim * a.value_dim, channels = first.channels();
   const int64_t decays = a.channelwise ? a.key_dim : 1;
   team.each(a.layers * a.rows * a.heads, [&](int64_t job) {
@@ -226,8 +266,8 @@ void delta_tokens(const DeltaTokens& a, Team& team) {
   mixer.channelwise = a.channelwise, mixer.silu_gate = a.silu_gate, mixer.eps = a.eps;
   conv_tokens({a.qkv,         nullptr,        nullptr,       a.conv_weight, nullptr,
                a.conv_pool,   a.read_slots,   a.write_slots, a.has_initial, a.counts,
-               a.track_slots, a.track_counts, a.kept,        a.convolved,   a.rows,
-               a.tokens,      mixer.channels(), a.qkv_stride, a.width,      a.conv_stride,
+               a.track_slots, a.track_counts, a.nodes,       a.kept,        a.convolved,
+               a.rows, a.tokens, mixer.channels(), a.qkv_stride, a.width,   a.conv_stride,
                a.kept_stride, a.conv_dtype,   /*silu=*/1,     a.layers,      a.input_layer,
                a.conv_layer},
               team);

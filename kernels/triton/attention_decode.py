@@ -34,6 +34,7 @@ def paged_attn_decode(
     scale: float,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.paged_attn_decode`, without a look at the host's lengths."""
     rows, heads, width = q.shape

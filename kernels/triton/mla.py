@@ -30,6 +30,7 @@ def mla_decode(
     tree: Tensor | None = None,
     *,
     first_key: int = 0,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mla_decode`, without a look at the host's lengths."""
     rows, queries, heads, width = q.shape

@@ -43,7 +43,7 @@ class TritonKernels(Kernels):
     LEFT_TO_TORCH = frozenset(
         {
             "embedding", "router_logits", "add_scaled", "scaled", "concat", "select_rows",
-            "square_sums", "norm_by_sums", "guess_ngrams",
+            "square_sums", "norm_by_sums", "guess_ngrams", "guess_tree",
             "mla_query", "from_latent",
         }
     )  # fmt: skip
@@ -100,6 +100,7 @@ class TritonKernels(Kernels):
     plan_delta_prefill = staticmethod(plan_delta_prefill)
 
     guess_ngrams = staticmethod(TorchKernels.guess_ngrams)
+    guess_tree = staticmethod(TorchKernels.guess_tree)
     gated_conv_verify = staticmethod(gated_conv_verify)
     gated_conv_commit = staticmethod(gated_conv_commit)
     mamba2_verify = staticmethod(mamba2_verify)

@@ -22,6 +22,7 @@ def gated_conv_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_conv_verify`, in one launch."""
     before, after, x = conv_parts(bcx, weight.shape[0])
@@ -44,6 +45,7 @@ def mamba2_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.mamba2_verify`, in three launches and a copy."""
     kept.copy_(zxbcdt[:, weights.inner :])
@@ -71,6 +73,7 @@ def gated_delta_verify(
     read_slots: Tensor,
     has_initial: Tensor | None,
     kept: Tensor,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Implement `Kernels.gated_delta_verify`, in three launches and a copy."""
     torch.cat((inputs.qkv, inputs.b, inputs.a), dim=-1, out=kept)

@@ -110,6 +110,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--no-graphs",
         "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
         "--speculative-num-draft-tokens", "8", "--speculative-ngram-capacity", "5000",
+        "--speculative-eagle-topk", "2", "--speculative-num-steps", "4",
         "--speculative-synthetic-acceptance", "2.5", "--mtp-recycle", "before_norm",
         "--host-cache-gb", "3", "--host-cache-state-gb", "1", "--file-cache", "files",
         "--file-cache-gb", "9", "--file-cache-hours", "5", "--state-key-file", "key",

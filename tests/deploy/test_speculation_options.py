@@ -17,6 +17,7 @@ OFF, NGRAM, MTP = SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM, Speculat
 AUTO = SpeculativeAlgorithm.AUTO
 CONFIG = "--speculative-config"
 NAME = "--speculative-algorithm"
+TOPK, TOKENS = "--speculative-eagle-topk", "--speculative-num-draft-tokens"
 
 
 def asked(*words: str) -> Speculation:
@@ -77,6 +78,22 @@ def test_sglangs_and_vllms_words_are_read(
 
 
 @pytest.mark.parametrize(
+    ("words", "tokens", "steps"),
+    [
+        ((), DRAFT_TOKENS, None),
+        ((TOKENS, "16"), 16, None),
+        ((TOKENS, "16", "--speculative-num-steps", "4"), 16, 4),
+        (("--speculative-num-steps", "4"), 9, 4),
+        (("--speculative-num-steps", "15"), 16, 15),
+    ],
+)
+def test_trees_have_any_number_of_steps(
+    words: tuple[str, ...], tokens: int, steps: int | None
+) -> None:
+    assert asked(NAME, "ngram", TOPK, "2", *words) == Speculation(NGRAM, tokens, 2, steps)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (
@@ -89,7 +106,16 @@ def test_sglangs_and_vllms_words_are_read(
         ),
         (
             (NAME, "EAGLE", "--speculative-eagle-topk", "4"),
-            "--speculative-eagle-topk 4: .* there are no trees",
+            "--speculative-eagle-topk 4: trees are made of n-grams, and mtp guesses chains",
+        ),
+        (
+            (NAME, "ngram", TOPK, "2", "--speculative-num-steps", "5", TOKENS, "5"),
+            "--speculative-num-steps 5: a tree of --speculative-num-draft-tokens 5 has",
+        ),
+        ((NAME, "ngram", TOKENS, "9"), "must be 2 to 8 for guesses of one chain; got 9"),
+        (
+            (TOPK, "2", CONFIG, '{"method": "ngram", "num_speculative_tokens": 2}'),
+            "asks for chains",
         ),
         ((CONFIG, '{"method": "eagle", "num_speculative_tokens": 1}'), "method 'eagle' is not"),
         ((CONFIG, "mtp"), "expected JSON"),
@@ -118,7 +144,7 @@ def test_what_is_not_there_is_refused_by_name(words: tuple[str, ...], says: str)
 
 @pytest.mark.parametrize(
     "words",
-    [(NAME, "EAGLE3"), ("--speculative-num-steps", "8"), ("--speculative-num-draft-tokens", "1")],
+    [(NAME, "EAGLE3"), ("--speculative-num-steps", "16"), ("--speculative-num-draft-tokens", "1")],
 )
 def test_words_out_of_range_are_refused_at_once(words: tuple[str, ...]) -> None:
     with pytest.raises(click.UsageError, match="Invalid value"):
@@ -145,4 +171,5 @@ def test_windows_are_the_next_size_that_steps_have() -> None:
         ).window
 
     assert [window(MTP, tokens) for tokens in range(2, 9)] == [2, 4, 4, 8, 8, 8, 8]
+    assert [window(NGRAM, tokens) for tokens in (9, 16)] == [16, 16]
     assert window(OFF, 8) == 1

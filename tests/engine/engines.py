@@ -16,7 +16,13 @@ from baton.engine.request.request import RequestSpec, Reservation
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers, TextSource
+from baton.engine.speculation.proposer import (
+    DeviceProposer,
+    Proposer,
+    Proposers,
+    TextSource,
+    TreeProposer,
+)
 from baton.engine.step.model import Model
 from baton.engine.stream.forward_stream import ForwardStream
 from baton.text.tokenizer import Tokenizer
@@ -39,12 +45,14 @@ def make_engine(
     guesser: DeviceProposer | None = None,
     texts: tuple[TextSource, ...] = (),
     layer: DeviceProposer | None = None,
+    tree: TreeProposer | None = None,
     **more: Any,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
 
     proposer, guesser, texts: guess drafts, on the host and on the device, and in other texts.
-    layer: guesses beside `guesser`, for the rows that `auto` chooses. more: other fields of
+    layer: guesses beside `guesser`, for the rows that `auto` chooses. tree: guesses in its place,
+    where the options ask for trees. more: other fields of
     EngineConfig.
     """
     model = model or HashModel()
@@ -65,7 +73,7 @@ def make_engine(
     )
     proposers = None
     if proposer is not None or guesser is not None:
-        proposers = Proposers(proposer or NgramProposer(), guesser, texts, layer=layer)
+        proposers = Proposers(proposer or NgramProposer(), guesser, texts, layer=layer, tree=tree)
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes

@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.engine.layout.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.settings.choices import MOST_NODES
 from baton.engine.settings.config import ModelConfig
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths
 from baton.engine.step.recurrent_index import NO_INDEX, RecurrentIndex
@@ -109,10 +110,12 @@ class HashModel:
         assert batch.window is not None
         size, found = batch.window.tokens, []
         for request in range(batch.decode_requests):
-            at = self._state(batch, request, states)
-            for row in range(request * size, (request + 1) * size):
+            behind = {0: self._state(batch, request, states)}  # each node, by its links
+            for place, row in enumerate(range(request * size, (request + 1) * size)):
                 kv = int(batch.kv_lens[row])
-                at, seen = self._advance(at, int(batch.token_ids[row]))
+                path = _links(batch, row, place)
+                at = behind[path ^ 1 << place]
+                behind[path], seen = self._advance(at, int(batch.token_ids[row]))
                 attended = self._attended(batch, row, pages)[-1:] if kv else torch.zeros(1).long()
                 found.append(torch.tensor([seen]) + attended)
         batch.kept[0][:, 0] = batch.token_ids[: batch.decode_rows]
@@ -157,8 +160,13 @@ class HashModel:
         """[tokens of the row's context] int64, sums of what stands in its pages."""
         kv = int(batch.kv_lens[row])
         table = batch.block_tables[batch.table_rows[row]]
-        keys = pages.k[0][table].reshape(-1)[:kv]
-        places = pages.v[0][table].reshape(-1)[:kv]
+        at = torch.arange(kv)
+        if row < batch.decode_rows and batch.nodes is not None and kv:
+            path = int(batch.nodes[row])
+            first = kv - path.bit_count()
+            at[first:] = torch.tensor([first + i for i in range(MOST_NODES) if path >> i & 1])
+        keys = pages.k[0][table].reshape(-1)[at]
+        places = pages.v[0][table].reshape(-1)[at]
         return mix(keys + places * signed(PLACE)).cumsum(0)
 
     def _row(self, batch: ForwardBatch, row: int, states: StatePool, pages: PagePool) -> Tensor:
@@ -213,6 +221,11 @@ class HashModel:
         """The tokens of windows that are padding."""
         decoding = range(batch.decode_rows if batch.window is not None else 0)
         return {row for row in decoding if not int(batch.kv_lens[row])}
+
+
+def _links(batch: ForwardBatch, row: int, place: int) -> int:
+    """The bits of the nodes that a token of a window follows, and its own."""
+    return (2 << place) - 1 if batch.nodes is None else int(batch.nodes[row])
 
 
 class LayeredHashModel(HashModel):

@@ -14,6 +14,9 @@ from baton.engine.request.request import Request
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.guess_record import Ahead
 from baton.engine.speculation.proposer import DecodingStep
+from baton.kernels.ngrams import tree_of
+
+BRANCHES, DEPTH = 3, 4  # of trees
 
 
 class Known:
@@ -71,6 +74,44 @@ class KnownOnDevice:
         return drafts, counts
 
 
+class KnownTree:
+    """A `TreeProposer` of several continuations, one of them `Known`'s: the others part from it
+    anywhere, at its last token too, and stand before it or behind it.
+    """
+
+    def __init__(self, known: Known, branches: int = BRANCHES, depth: int = DEPTH) -> None:
+        self._known = known
+        self._mine = copy(known)  # for another thread
+        self._mine._rng = random.Random(known._rng.random())
+        self._shape = branches, depth
+        self.branched = 0  # rows with trees that are no chain
+
+    def propose_tree(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        drafts, nodes = torch.zeros((2, len(rows), most), dtype=torch.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int64)
+        for place, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
+            self._known.asked += 1
+            tree = tree_of(self._ways(tables.tokens[row, :end].tolist()), most)
+            for node, (token, path) in enumerate(tree):
+                drafts[place, node], nodes[place, node] = token, path
+            counts[place] = len(tree)
+            self.branched += bool(tree) and tree[-1][1] != (2 << len(tree)) - 1
+        return drafts, nodes, counts
+
+    def _ways(self, tokens: list[int]) -> list[list[int]]:
+        (branches, depth), rng = self._shape, self._mine._rng
+        known = list(self._mine.propose(0, tokens, depth))
+        ways = [known]
+        for _ in range(branches - 1 if known else 0):
+            way, parts = [*known], rng.randrange(len(known))
+            way[parts:] = [self._mine._other(token) for token in way[parts:]]
+            ways.append(way)
+        rng.shuffle(ways)
+        return ways
+
+
 class KnownText:
     """A `TextSource` of the same, which has the newest tokens now and then."""
 
@@ -96,7 +137,15 @@ class KnownText:
 
 def proposing(known: Known, side: str) -> dict[str, Any]:
     """The arguments of an engine whose drafts are guessed on that `side`: host; device, where no
-    mask depends on them; texts, which have some, and the device the rest."""
+    mask depends on them; tree, there too; texts, which have some, and the device the rest."""
+    if side == "tree":
+        return {
+            "proposer": known,
+            "guesser": KnownOnDevice(known),
+            "tree": KnownTree(known),
+            "speculative_eagle_topk": BRANCHES,
+            "speculative_num_steps": DEPTH,
+        }
     more: dict[str, Any] = {} if side == "host" else {"guesser": KnownOnDevice(known)}
     if side == "texts":
         more["texts"] = (KnownText(known),)

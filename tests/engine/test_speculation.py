@@ -18,7 +18,7 @@ from engine.engines import (
     tokens_of,
 )
 from engine.hash_model import VOCAB, HashModel
-from engine.proposers import Known, RandomChoice, proposing
+from engine.proposers import BRANCHES, Known, RandomChoice, proposing
 from engine.test_equivalence import random_specs
 from engine.test_stops import COUNT, readable
 from toy_tokenizer import byte_level
@@ -53,10 +53,12 @@ every_right = pytest.mark.parametrize(
         (0.5, "texts"),
         (0.9, "texts"),
         (1.0, "device"),
+        (0.9, "tree"),
+        (1.0, "tree"),
     ],
 )
 some_right = pytest.mark.parametrize(
-    ("right", "side"), [(0.5, "device"), (1.0, "host"), (1.0, "device")]
+    ("right", "side"), [(0.5, "device"), (1.0, "host"), (1.0, "device"), (1.0, "tree")]
 )
 
 
@@ -81,7 +83,7 @@ def speculating(
     events, engine = answers(
         specs,
         speculative_algorithm=NGRAM,
-        speculative_num_draft_tokens=rng.choice([2, 4, 8]),
+        speculative_num_draft_tokens=rng.choice([5, 8, 16] if side == "tree" else [2, 4, 8]),
         **proposing(proposer, side),
         **more,
     )
@@ -118,7 +120,8 @@ def test_any_sampling_gives_the_tokens_of_plain_decoding(
     drafts_accepted = sum(drafts * count for drafts, count in enumerate(lengths))
     assert drafts_accepted == counted.draft_tokens_accepted
     if right == 1.0:
-        assert counted.draft_tokens_accepted > counted.draft_tokens // 2
+        ways = BRANCHES if side == "tree" else 1
+        assert counted.draft_tokens_accepted > counted.draft_tokens // (2 * ways)
     if right == 0.0:
         assert counted.draft_tokens > counted.draft_tokens_accepted == 0
 

@@ -49,18 +49,18 @@ def test_drafts_are_counted_by_proposer_and_position(seeded: random.Random) -> N
             registry.get_sample_value(
                 f"baton_engine_drafts_{name}_total", labels | {"position": str(position)}
             )
-            for position in range(8)
+            for position in range(16)
         ]
-        assert found[7] is None  # no step has so many
+        assert found[15] is None  # no step has so many
         return [value for value in found if value is not None]
 
     proposed, accepted = (
         samples("proposed", DraftSource.NGRAM),
         samples("accepted", DraftSource.NGRAM),
     )
-    assert len(proposed) == 7 and proposed[3:] == [0] * 4
+    assert len(proposed) == 15 and proposed[3:] == [0] * 12
     assert proposed[0] >= proposed[1] >= proposed[2] > 0
-    assert accepted == [proposed[0], proposed[1], 0, 0, 0, 0, 0]
-    assert samples("proposed", DraftSource.MTP) == [0] * 7
+    assert accepted == [proposed[0], proposed[1], *[0] * 13]
+    assert samples("proposed", DraftSource.MTP) == [0] * 15
     rows = engine.counters.draft_rows
     assert totals_of(engine.counters).accept_length == 1 + sum(accepted) / rows

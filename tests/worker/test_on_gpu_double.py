@@ -62,6 +62,7 @@ class ReplayableTorch(TorchKernels):
         scale: float,
         *,
         first_key: int = 0,
+        nodes: Tensor | None = None,
     ) -> Tensor:
         longest = [block_tables.shape[1] * k_pool.shape[1]]
         pools = q, k_pool, v_pool, block_tables, table_rows

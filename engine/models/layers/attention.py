@@ -167,6 +167,7 @@ class Attention:
                     rows.kv_lens,
                     rows.kv_lens_host,
                     self.scale,
+                    nodes=rows.nodes,
                 )
             )
         if step.prefill is not None:

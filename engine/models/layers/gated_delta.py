@@ -167,7 +167,8 @@ def mix(
         if rows.kept is None:
             y = kernels.gated_delta_step(*given, rows.write_slots, rows.has_initial)
         else:
-            y = kernels.gated_delta_verify(*given, rows.has_initial, rows.kept[index])
+            kept = rows.kept[index]
+            y = kernels.gated_delta_verify(*given, rows.has_initial, kept, rows.nodes)
         parts.append(y)
     if step.prefill is not None:
         rest = inputs.tokens(slice(done, None))

@@ -39,7 +39,7 @@ class HiddenShift:
                 y = self.kernels.gated_conv_step(*given, rows.write_slots, rows.has_initial)
             else:
                 kept = rows.kept[self.index]
-                y = self.kernels.gated_conv_verify(*given, rows.has_initial, kept)
+                y = self.kernels.gated_conv_verify(*given, rows.has_initial, kept, rows.nodes)
             parts.append(y)
         if step.prefill is not None:
             parts.append(step.prefill.shift(hidden[done:], self.taps, None, pool))

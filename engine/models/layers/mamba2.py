@@ -213,7 +213,8 @@ class Mamba2Mixer:
             if rows.kept is None:
                 y = self.kernels.mamba2_step(*given, rows.write_slots, rows.has_initial)
             else:
-                y = self.kernels.mamba2_verify(*given, rows.has_initial, rows.kept[self.index])
+                kept = rows.kept[self.index]
+                y = self.kernels.mamba2_verify(*given, rows.has_initial, kept, rows.nodes)
             parts.append(y)
         if step.prefill is not None:
             mix = step.prefill.mamba2

@@ -169,5 +169,6 @@ class Mla:
             self.sizes.rank,
             self.sizes.scale,
             first_key=self.first_key,
+            nodes=rows.nodes,
         )
         return self.kernels.from_latent(mean[:, 0], self.up, self.sizes.plain)

@@ -82,6 +82,7 @@ class MtpAttention:
             rows.kv_lens_host,
             self.scale,
             first_key=FIRST_KEY,
+            nodes=rows.nodes,
         ).flatten(1)
         if self.gates:
             attended = self.kernels.sigmoid_gated(attended, gate.flatten(1))
