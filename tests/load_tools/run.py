@@ -1,6 +1,6 @@
 """Measure Baton with the load tools that the field uses: `make operate-tools`.
 
-    PYTHONPATH=tests python -m load_tools.run canned small [--only aiperf]
+    PYTHONPATH=tests python -m load_tools.run canned small [--only aiperf vllm]
 
 Each tool is a process in an environment of its own. A tool passes if it counts as many requests
 and tokens as the router does, and its mean latencies agree with the router's histograms.
@@ -69,22 +69,9 @@ def measured(tool: Tool, server: Server, load: Load, home: Path) -> tuple[list[s
     if reason := started(tool, server, load, home):
         return [reason], []
     told, ours = tool.read(home), counted(before, page_of(server))
-    if tool.warm_up:
-        ours = without(ours, load)
     faults = differences(told, ours) + tool.check(home)
     show(tool.name, told, ours, time.monotonic() - begun)
     return faults, far(told, ours)
-
-
-def without(ours: Reported, load: Load) -> Reported:
-    """Return the router's counts without one request of the load."""
-    return Reported(
-        ours.requests - 1,
-        ours.input_tokens - load.input_len,
-        ours.output_tokens - load.output_len,
-        ours.ttft_ms,
-        ours.itl_ms,
-    )
 
 
 def show(name: str, told: Reported, ours: Reported, seconds: float) -> None:
@@ -118,7 +105,7 @@ def own_line(server: Server, load: Load) -> None:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("servers", nargs="+", choices=sorted(SERVERS))
-    parser.add_argument("--only", default="", metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these tools alone")
     parser.add_argument("--tries", type=int, default=3, help="of a tool whose latencies differ")
     parser.add_argument("--keep", type=Path, help="a new folder for the files of all runs")
     parser.add_argument("--rate", type=float, default=Load.rate, help="requests a second")
@@ -136,7 +123,7 @@ def main(words: Sequence[str]) -> int:
                 good += [
                     passed(tool, server, load, folder, options.tries)
                     for tool in (*TOOLS, AIPERF_WEKA)
-                    if options.only in ("", tool.name)
+                    if not options.only or tool.name in options.only
                 ]
     print(f"{sum(good)} of {len(good)} runs passed")
     return 0 if good and all(good) else 1

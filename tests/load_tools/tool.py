@@ -46,8 +46,6 @@ class Tool:
     command: Callable[[Server, Load, Path], Sequence[str]]
     read: Callable[[Path], Reported]
     variables: Mapping[str, str]
-    warm_up: bool = False
-    """It sends a first request of its own, which it does not count."""
     check: Callable[[Path], list[str]] = lambda home: []
     """Return what else is wrong with its files."""
 

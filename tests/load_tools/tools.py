@@ -2,11 +2,15 @@
 
 import json
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from load_tools.aiperf import AIPERF, AIPERF_CHAT
 from load_tools.tool import Load, Reported, Server, Tool, program
+from tokenizers import Tokenizer
+
+from baton.bench.sessions.chat_model import sources
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 ONE_PROCESS = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}  # of ten, which a small machine starves
@@ -27,11 +31,27 @@ def _sglang(server: Server, load: Load, home: Path, backend: str) -> list[str]:
     return [
         program("sglang", "python"), "-m", "sglang.benchmark.serving", "--backend", backend,
         "--base-url", server.url, "--model", server.model, "--tokenizer", str(server.folder),
-        "--dataset-name", "random-ids", "--random-input-len", str(load.input_len),
-        "--random-output-len", str(load.output_len), "--random-range-ratio", "1",
+        "--dataset-name", "custom", "--dataset-path", str(_prompts(server, load, home)),
+        "--sharegpt-output-len", str(load.output_len),
         "--num-prompts", str(load.requests), "--request-rate", str(load.rate),
         "--warmup-requests", "0", "--disable-tqdm", "--output-file", str(home / "report.json"),
     ]  # fmt: skip
+
+
+def _prompts(server: Server, load: Load, home: Path) -> Path:
+    """Write texts of about the load's length. Its own are ids that no text gives back."""
+    tokenizer = Tokenizer.from_file(str(server.folder / "tokenizer.json"))
+    ids = tokenizer.encode("\n".join(islice(sources(), 20))).ids
+    texts = [
+        tokenizer.decode(ids[at : at + load.input_len])
+        for at in range(0, load.requests * load.input_len, load.input_len)
+    ]
+    path = home / "prompts.jsonl"
+    path.write_text("".join(
+        json.dumps({"conversations": [{"content": text}, {"content": ""}]}) + "\n"
+        for text in texts
+    ))  # fmt: skip
+    return path
 
 
 def _guidellm(server: Server, load: Load, home: Path) -> list[str]:
@@ -80,7 +100,7 @@ TOOLS = (
     AIPERF,
     AIPERF_CHAT,
     Tool("guidellm", _guidellm, _of_guidellm, OFFLINE | ONE_PROCESS),
-    Tool("vllm", _vllm, _of_bench, OFFLINE | {"VLLM_LOGGING_LEVEL": "WARNING"}, warm_up=True),
+    Tool("vllm", _vllm, _of_bench, OFFLINE | {"VLLM_LOGGING_LEVEL": "WARNING"}),
     Tool("sglang", partial(_sglang, backend="sglang"), _of_bench, OFFLINE),
     Tool("sglang-oai", partial(_sglang, backend="sglang-oai"), _of_bench, OFFLINE),
 )
