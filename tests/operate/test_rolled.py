@@ -2,12 +2,10 @@
 
 import asyncio
 import base64
-import json
 import os
 import random
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +13,9 @@ import httpx
 import pytest
 from chaos.netns import Network, network, unavailable
 from deploy.tiny_worker import TINY
-from operate.pods import Pod, secret
+from operate.pods import Pod, mounted, short_folder
 from operate.rendered import ROLES, Rendered, render
+from operate.streams import DEADLINE_S, PROMPTS, TOKENS, Load, answer, client
 
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.bench.checkpoints import write_checkpoint
@@ -28,9 +27,6 @@ pytestmark = [
     pytest.mark.skipif(unavailable() is not None, reason=f"no pods here: {unavailable()}"),
 ]
 STREAMS = 64
-TOKENS = 96
-PROMPTS = 8
-DEADLINE_S = 300.0
 VALUES = Path(__file__).with_name("rolled.yaml")
 HOSTS = ("r0", "r1", "p0", "p1", "d0", "d1", "d2")
 
@@ -55,8 +51,10 @@ class Cluster:
         host = f"{role[0]}{number}"
         folder = self.folder / host
         folder.mkdir()
-        pod = Pod(self.rendered, role, number, self.net.names[host], self.net.host(host), folder,
-                  self.given, self.dns())  # fmt: skip
+        stateful = self.rendered.of_role("StatefulSet", role)["metadata"]["name"]
+        pod = Pod(f"{stateful}-{number}", role, self.rendered.pod(role)["spec"],
+                  self.net.names[host], self.net.host(host), folder, self.given,
+                  self.dns())  # fmt: skip
         self.pods.append(pod)
         await pod.start()
         return pod
@@ -75,25 +73,6 @@ class Cluster:
     async def known_workers(self) -> set[str]:
         info = (await self.http.get(f"{self.endpoint()}/server_info")).json()
         return {worker["worker_id"] for worker in info["workers"]}
-
-
-@asynccontextmanager
-async def client(key: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Make a client with a connection for each request, as a Service spreads them."""
-    async with httpx.AsyncClient(
-        timeout=DEADLINE_S,
-        headers={"Authorization": f"Bearer {key}"},
-        limits=httpx.Limits(max_keepalive_connections=0),
-    ) as http:
-        yield http
-
-
-@contextmanager
-def short_folder() -> Iterator[Path]:
-    """Make a folder that every user may enter: pods do not run as root."""
-    with tempfile.TemporaryDirectory(prefix="baton-pods-") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
 
 
 @asynccontextmanager
@@ -120,8 +99,8 @@ async def pods(key: str, http: httpx.AsyncClient) -> AsyncIterator[Cluster]:
             path.chmod(path.stat().st_mode | 0o040)
         keys = {"keys.json": (folder / "keys.json").read_bytes()}
         given = {
-            "authority": secret(folder / "authority", authority, group),
-            "keys": secret(folder / "secret", keys, group),
+            "authority": mounted(folder / "authority", authority, group),
+            "keys": mounted(folder / "secret", keys, group),
             "model": folder / "weights",
         }
         cluster = Cluster(rendered, net, folder, given, http)
@@ -139,55 +118,6 @@ async def pods(key: str, http: httpx.AsyncClient) -> AsyncIterator[Cluster]:
                 pod.kill()
 
 
-def body(number: int) -> dict[str, object]:
-    prompt = [(7 * number + 3 * place) % 290 for place in range(40)]
-    return {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0,
-            "ignore_eos": True, "stream": True, "return_token_ids": True}  # fmt: skip
-
-
-async def answer(cluster: Cluster, number: int) -> list[int]:
-    """Return the tokens of a stream. Raises AssertionError for one that is not whole."""
-    tokens: list[int] = []
-    done = False
-    url = f"{cluster.endpoint()}/v1/completions"
-    async with cluster.http.stream("POST", url, json=body(number)) as reply:
-        assert reply.status_code == 200, await reply.aread()
-        async for line in reply.aiter_lines():
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                chunk = json.loads(line.removeprefix("data: "))
-                assert "error" not in chunk, chunk
-                tokens += chunk["choices"][0].get("token_ids") or []
-    assert done and len(tokens) == TOKENS, (done, len(tokens))
-    return tokens
-
-
-@dataclass
-class Load:
-    """Streams that are begun again and again, and how they ended."""
-
-    cluster: Cluster
-    right: list[list[int]]
-    ended: int = 0
-    lost: list[str] = field(default_factory=list)
-    stopping: bool = False
-
-    async def run(self) -> None:
-        await asyncio.gather(*(self._one(number) for number in range(STREAMS)))
-
-    async def _one(self, number: int) -> None:
-        while not self.stopping:
-            number = (number + 1) % PROMPTS
-            try:
-                tokens = await answer(self.cluster, number)
-                if tokens != self.right[number]:
-                    self.lost.append(f"other tokens of prompt {number}")
-            except (AssertionError, httpx.HTTPError) as error:
-                self.lost.append(f"{type(error).__name__}: {error}"[:300])
-            self.ended += 1
-
-
 async def restarted(pod: Pod) -> float:
     """Replace a pod as its stateful set does; return the seconds that its stop took."""
     took = await pod.stop()
@@ -199,7 +129,7 @@ async def restarted(pod: Pod) -> float:
 async def test_no_stream_is_lost_while_every_pod_is_replaced_and_one_is_added() -> None:
     async with release() as cluster:
         right = [await answer(cluster, number) for number in range(PROMPTS)]
-        load = Load(cluster, right)
+        load = Load(cluster, right, STREAMS)
         running = asyncio.create_task(load.run())
         try:
             for role in ("decode", "prefill", "router"):
@@ -215,10 +145,7 @@ async def test_no_stream_is_lost_while_every_pod_is_replaced_and_one_is_added() 
             async with asyncio.timeout(DEADLINE_S):
                 while added.name not in await cluster.known_workers():
                     await asyncio.sleep(0.1)
-            before = load.ended
-            async with asyncio.timeout(DEADLINE_S):
-                while load.ended < before + STREAMS:
-                    await asyncio.sleep(0.1)
+            await load.more(STREAMS)
             await added.stop()
             assert added.name not in await cluster.known_workers()
         finally:
