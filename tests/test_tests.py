@@ -1,12 +1,14 @@
 """Rules for the tests themselves: what runs beside what, and what may wait."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve()
+TESTS = HERE.parent
 CLUSTERS = ("Cluster(", "running(", "some_ray(", "by_hand(", "upgraded_but(")
 """Calls that start a cluster, in tests of the folder `deploy`."""
 SLEEPS = {"time.sleep", "asyncio.sleep"}
@@ -26,6 +28,14 @@ def test_what_starts_a_cluster_is_marked() -> None:
         )
         if any(context.startswith(CLUSTERS) for context in contexts):
             assert "pytest.mark.cluster" in source or "pytest.mark.chaos" in source, path.name
+
+
+def test_what_is_marked_lies_in_a_folder_that_make_test_looks_through() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text()
+    folders = re.findall(r"^CLUSTERS = (.*)$", makefile, re.MULTILINE)[0].split()
+    marked = [path for path in FILES if "pytest.mark.cluster" in path.read_text()]
+    inside = {path.relative_to(TESTS).parts[0] for path in marked if path.parent != TESTS}
+    assert {"tests/chaos", "tests/e2e", *(f"tests/{name}" for name in inside)} == set(folders)
 
 
 def fixed_sleeps(source: str) -> Iterator[int]:
