@@ -85,7 +85,7 @@ def main() -> int:
         parser.error("torch sees no GPU; --dry-run checks what can be checked without one")
     scripts = [replace(task, most_s=_DRY_S) for task in SCRIPTS] if args.dry_run else SCRIPTS
     quicken()
-    importlib.import_module("torch._inductor")  # torch's profiler would, in each process for 5 s
+    importlib.import_module("torch._inductor")  # torch's profiler would, in each process
     run = GpuRun(args.dry_run, sum(task.most_s for task in scripts))
     for task in scripts:
         if task.name.split()[0] in args.only:
