@@ -1,6 +1,7 @@
 """The bases of all request bodies and of the objects in them."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -70,40 +71,46 @@ class Body(BaseModel):
         check = info.context or FieldCheck()
         made = handler(given_fields(data, cls.place, _names(cls), check))
         if isinstance(made, RequestBody) and (labels := labels_in(data, cls.place)):
-            made._labels = labels
+            made._notes = replace(made.notes, labels=labels)
         return made
+
+
+@dataclass(frozen=True)
+class BodyNotes:
+    """The facts about a body besides its fields."""
+
+    prepared: Prepared | None = None  # what was made of the prompts, which the body then lacks
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The fields that its call's log line, span and dump have; see `labels_in`."""
+    ignored: tuple[str, ...] = ()  # names of what was left out of the request
+
+
+NO_NOTES = BodyNotes()
 
 
 class RequestBody(Body):
     """The whole body of a request, with what is noted of it."""
 
-    _prepared: Prepared | None = PrivateAttr(default=None)
-    _labels: Mapping[str, str] = PrivateAttr(default_factory=dict)
-    _ignored: tuple[str, ...] = PrivateAttr(default=())
+    _notes: BodyNotes | None = PrivateAttr(default=None)  # pydantic takes 3 us for each of these
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        """Return the fields that its call's log line, span and dump have; see `labels_in`."""
-        return self._labels
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Return the names of what was left out of the request."""
-        return self._ignored
+    def notes(self) -> BodyNotes:
+        return self._notes or NO_NOTES
 
     def with_ignored(self, names: Iterable[str]) -> Self:
         """Return the body with the names of what was left out."""
-        made = self.model_copy()
-        made._ignored = tuple(names)
-        return made
+        return self._with(replace(self.notes, ignored=tuple(names)))
 
     @property
     def prepared(self) -> Prepared | None:
-        """Return what was made of the prompts, which this body then lacks; None for a small one."""
-        return self._prepared
+        """Return what was made of the prompts; None for a small body, which has them."""
+        return self.notes.prepared
 
     def with_prepared(self, prepared: Prepared | None) -> Self:
         """Return the body with what was made of its prompts."""
+        return self._with(replace(self.notes, prepared=prepared))
+
+    def _with(self, notes: BodyNotes) -> Self:
         made = self.model_copy()
-        made._prepared = prepared
+        made._notes = notes
         return made

@@ -32,4 +32,4 @@ def client_salt(given: Mapping[str, str | None]) -> bytes:
                 expected=f"1 to {MAX_SALT_CHARS} characters",
                 actual=len(text),
             )
-    return make_salt(*(text for text in given.values() if text is not None))
+    return make_salt(*[text for text in given.values() if text is not None])

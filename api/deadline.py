@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,12 +54,14 @@ class Deadline:
         )
 
 
+def within(deadline: Deadline | None) -> AbstractAsyncContextManager[None]:
+    """Return a context that cancels what is inside at the deadline, and raises DEADLINE_EXCEEDED
+    then."""
+    return nullcontext() if deadline is None else _until(deadline)
+
+
 @asynccontextmanager
-async def within(deadline: Deadline | None) -> AsyncIterator[None]:
-    """Cancel what is inside at the deadline. Raises DEADLINE_EXCEEDED then."""
-    if deadline is None:
-        yield
-        return
+async def _until(deadline: Deadline) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(deadline.left_s):
             yield

@@ -1,10 +1,10 @@
 """Reading a request's body within a limit, and the labels in its headers."""
 
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Self
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from baton.api.access.access import owner_of
 from baton.api.access.client_limits import client_of
@@ -45,18 +45,20 @@ class BodyReader:
         Raises `ApiError` that names what is wrong with it, and `ClientGone`.
         """
         body = await self._read(request, kind)
-        keep_ignored(request.scope, body.ignored)
-        if body.ignored and self.unknown is UnknownFields.WARN:
-            self.left_out.add(body.ignored, _client(request))
-        if body.labels and (record := record_in(request.scope)) is not None:
-            record.labels = body.labels
+        notes = body.notes
+        if notes.ignored:
+            keep_ignored(request.scope, notes.ignored)
+            if self.unknown is UnknownFields.WARN:
+                self.left_out.add(notes.ignored, _client(request))
+        if notes.labels and (record := record_in(request.scope)) is not None:
+            record.labels = notes.labels
         return body
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         request.state.arrived = time.monotonic()
         parts: list[bytes] = []
         size = 0
-        chunks = body_parts(request, self.max_bytes)
+        chunks = BodyParts(request, self.max_bytes)
         async for part in chunks:
             parts.append(part)
             size += len(part)
@@ -81,23 +83,39 @@ class BodyReader:
         return found.body.with_prepared(found.prepared)
 
 
-async def body_parts(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """Yield the body as it comes. Raises TOO_LARGE as soon as it is known to exceed `limit`
-    bytes."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit:
-        raise _too_large(limit)
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
+class BodyParts:
+    """An iterator of a body as it comes. Raises TOO_LARGE as soon as it is known to exceed `limit`
+    bytes, and ClientDisconnect. An object, because each generator costs the event loop two calls.
+    """
+
+    def __init__(self, request: Request, limit: int) -> None:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
-        yield part
+        self._receive = request.receive
+        self._limit = self._left = limit
+        self._more = True
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._more:
+            raise StopAsyncIteration
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        self._more = message.get("more_body", False)
+        self._left -= len(part)
+        if self._left < 0:
+            raise _too_large(self._limit)
+        return part
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """Return the body. Raises TOO_LARGE as soon as it is known to exceed `limit` bytes."""
-    return b"".join([part async for part in body_parts(request, limit)])
+    return b"".join([part async for part in BodyParts(request, limit)])
 
 
 def deadline_of(request: Request, timeout_s: float | None) -> Deadline | None:

@@ -1,7 +1,7 @@
 """Backend requests from clients' requests."""
 
 import hashlib
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +42,7 @@ class RequestLabels:
 
 def new_request_id() -> str:
     """Return 128 random bits in hexadecimal."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def make_requests(

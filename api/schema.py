@@ -170,8 +170,11 @@ class SamplingFields(Body):
 
     def given(self) -> dict[str, Any]:
         """Return the fields above that are not None."""
-        values = {name: self.__dict__[name] for name in SamplingFields.model_fields}
-        return {name: value for name, value in values.items() if value is not None}
+        values = self.__dict__
+        return {name: value for name in _GIVEN if (value := values[name]) is not None}
+
+
+_GIVEN = tuple(SamplingFields.model_fields)
 
 
 class SamplingBody(SamplingFields, RequestBody):

@@ -1,6 +1,7 @@
 """Cache salts: the names of the parts that prefix caches are divided into."""
 
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 
 SALT_BYTES = 16
@@ -32,6 +33,7 @@ def make_salt(*parts: str | bytes) -> bytes:
     return digest.digest()
 
 
+@lru_cache(maxsize=1024)  # most requests have one of few
 def text_scope(owner: str | None, salt: bytes) -> bytes:
     """Return the name of the requests that may learn of each other's texts.
 

@@ -282,11 +282,13 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
     try:
-        return environment.from_string(source)
+        template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as err:
         raise TokenizerFileError(
             f"the chat template does not compile: line {err.lineno}: {err.message}"
         ) from err
+    template.globals = dict(template.globals)  # each rendering copies a ChainMap in thirty calls
+    return template
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -203,7 +203,7 @@ class AdmissionQueue:
             raise self._full(waiting, over)
         self._places[waiting] = place
         self._queue.add(waiting)
-        self.call_next()
+        self.call_next(room)
         return place
 
     def check(self, key: KeyName) -> None:
@@ -215,11 +215,11 @@ class AdmissionQueue:
             if self._queue.victims(least, over, over_tokens, self._under_way) is None:
                 raise self._full(least, over)
 
-    def call_next(self) -> None:
-        """Let those go on for which there is room."""
+    def call_next(self, room: Room | None = None) -> None:
+        """Let those go on for which there is room. room: None where it may be another now."""
         if not self._queue:
             return
-        room = self._room()
+        room = room or self._room()
         while (
             waiting := self._queue.pop(
                 lambda each: self._fits(each, room), lambda key: self._may(key, room)

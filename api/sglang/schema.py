@@ -31,6 +31,7 @@ from baton.api.requests import checked_sampling
 from baton.api.schema import MAX_CHOICES, SamplingFields
 from baton.api.structured import grammar_of, one_grammar, tag_grammar
 from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.core.cache_salt import SHARED
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
@@ -220,7 +221,7 @@ class GenerateBody(RequestBody):
         salts = self._salts(count)
         for sampling in samplings:
             sampling.check()
-        if sum(sampling.n for sampling in samplings) > MAX_PROMPTS:
+        if sum([sampling.n for sampling in samplings]) > MAX_PROMPTS:
             raise refused(param, f"more than {MAX_PROMPTS} answers in one request; split it")
         shared = self.batched and isinstance(self.rid, str)
         if self.prepared is not None:
@@ -257,6 +258,8 @@ class GenerateBody(RequestBody):
 
     def _salts(self, count: int) -> list[bytes]:
         """Return the cache salt of each prompt."""
+        if self.cache_salt is None and self.extra_key is None:
+            return [SHARED] * count
         salts: list[str | None] = list(_each("cache_salt", self.cache_salt, count, None))
         keys: list[str | None] = list(_each("extra_key", self.extra_key, count, None))
         return [
@@ -266,7 +269,9 @@ class GenerateBody(RequestBody):
 
     def _token_ids(self, count: int) -> list[tuple[int, ...]]:
         """Return one list of ids for each prompt, from one list for all or one for each."""
-        given = self.token_ids_logprob or []
+        given = self.token_ids_logprob
+        if not given:
+            return [()] * count
         lists = [tuple(ids) for ids in given if isinstance(ids, list)]
         if lists:
             return _each("token_ids_logprob", lists, count, ())

@@ -164,7 +164,7 @@ def test_with_ignore_every_unknown_name_is_left_out() -> None:
     message = {"role": "user", "content": "x", "contents": "y", "zzz": 1}
     raw = json.dumps({"messages": [message, message]}).encode()
     body = parse_body(ChatBody, raw, UnknownFields.IGNORE)
-    assert body.ignored == ("messages.contents", "messages.zzz")
+    assert body.notes.ignored == ("messages.contents", "messages.zzz")
     assert [dict(each.more) for each in body.messages] == [{}, {}]
 
 
