@@ -1,6 +1,9 @@
 """The metrics of the workers that a router knows, and of what it places on them."""
 
 from collections.abc import Callable
+from functools import cache
+
+from prometheus_client import Counter
 
 from baton.core.role import ROUTED_ROLES, Role
 from baton.router.cluster_view.worker_table import Worker
@@ -41,6 +44,9 @@ class ClusterMetrics:
         self._rank_requests = make.gauge(
             "rank_requests", "Requests of this router on a decode rank.", *rank
         )
+        # `labels` takes a lock and makes texts of all names, for each request.
+        self._placed_on: Callable[[str, int, int], Counter] = cache(self._placements.labels)
+        self._read_by: Callable[[str], Counter] = cache(self._prefill_placements.labels)
         for role in ROUTED_ROLES:
             self._workers.labels(role.value).set(0)
 
@@ -69,8 +75,9 @@ class ClusterMetrics:
 
     def placed(self, rank: Worker, reader: Worker) -> None:
         """Count an attempt. reader: the worker that computes the prompt."""
-        self._placements.labels(*_names(rank)).inc()
-        self._prefill_placements.labels(reader.worker_id).inc()
+        identity = rank.identity
+        self._placed_on(rank.worker_id, identity.group, identity.rank).inc()
+        self._read_by(reader.worker_id).inc()
 
     def returned(self, rank: Worker) -> None:
         """Count an attempt that `rank` gave back."""

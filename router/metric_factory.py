@@ -1,6 +1,10 @@
 """The creation of a router's metrics."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from baton.router.latency_histogram import LatencyHistogram, PartedHistogram
 
 # Three buckets a decade from 100 us to 500 s: a small model's whole decode step is 1 ms.
 BUCKETS = tuple(round(step * 10.0**e, 6) for e in range(-4, 3) for step in (1, 2, 5))
@@ -20,8 +24,12 @@ class RouterMetricFactory:
         """Make a gauge; it is exported as baton_router_<name>."""
         return Gauge(f"baton_router_{name}", meaning, labels, registry=self.registry)
 
-    def histogram(self, name: str, meaning: str, *labels: str) -> Histogram:
+    def histogram(self, name: str, meaning: str) -> LatencyHistogram:
         """Make a histogram of durations; it is exported as baton_router_<name>_seconds."""
-        return Histogram(
-            f"baton_router_{name}_seconds", meaning, labels, registry=self.registry, buckets=BUCKETS
+        return LatencyHistogram(f"baton_router_{name}_seconds", meaning, BUCKETS, self.registry)
+
+    def parted(self, name: str, meaning: str, parts: Sequence[str]) -> PartedHistogram:
+        """Make one of a duration's parts, by label `part`."""
+        return PartedHistogram(
+            f"baton_router_{name}_seconds", meaning, BUCKETS, self.registry, parts
         )

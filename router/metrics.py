@@ -8,8 +8,7 @@ from baton.api.admission.admission_queue import AdmissionQueue
 from baton.core.finish import Timings, Usage
 from baton.router.cluster_metrics import ClusterMetrics
 from baton.router.key_metrics import KeyMetrics
-from baton.router.latency_histogram import LatencyHistogram
-from baton.router.metric_factory import BUCKETS, RouterMetricFactory
+from baton.router.metric_factory import RouterMetricFactory
 from baton.router.request_times import BrokenOff
 from baton.rpc.metric_aliases.figures import Latency, ServedWork
 from baton.rpc.metric_aliases.of_registry import by_label, only, value_of, with_label
@@ -55,23 +54,17 @@ class RouterMetrics:
         self._ttft = make.histogram("ttft", "From arrival to the first token sent.")
         self._queue = make.histogram("queue", "From arrival to dispatch to a decode rank.")
         self._e2e = make.histogram("e2e", "From arrival to the end of the answer.")
-        ttft_part = make.histogram("ttft_part", "The parts that TTFT is the sum of.", "part")
-        second_part = make.histogram(
-            "second_token_part", "The parts of the time from the first to the second token.", "part"
+        self._ttft_part = make.parted("ttft_part", "The parts that TTFT is the sum of.", TTFT_PARTS)
+        second_part = make.parted(
+            "second_token_part",
+            "The parts of the time from the first to the second token.",
+            SECOND_TOKEN_PARTS,
         )
-        # `labels` takes a lock, so the children are looked up once and not for each request.
-        self._ttft_part = ttft_part
-        self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
-        self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
-        self._itl = LatencyHistogram(
-            "baton_router_itl_seconds",
-            "Time between successive output tokens.",
-            BUCKETS,
-            self.registry,
-        )
+        self._second_parts = [*second_part.parts.values()]
+        self._itl = make.histogram("itl", "Time between successive output tokens.")
         self._keys = KeyMetrics(self.registry)
-        for kind in ("prompt", "output"):  # a rate needs the 0 before the first request
-            self._tokens.labels(kind)
+        # `labels` takes a lock, and a rate needs the 0 before the first request.
+        self._kinds = [self._tokens.labels(kind) for kind in ("prompt", "output")]
 
     def page(self) -> bytes:
         """Return the text that `/metrics` serves."""
@@ -134,7 +127,7 @@ class RouterMetrics:
         self._e2e.observe(timings.e2e_us / 1e6)
         if timings.ttft_us:
             self._ttft.observe(timings.ttft_us / 1e6)
-            for part, us in zip(self._ttft_parts, _ttft_parts(timings), strict=True):
+            for part, us in zip(self._ttft_part.parts.values(), _ttft_parts(timings), strict=True):
                 part.observe(us / 1e6)
         if usage.completion_tokens > 1:
             for part, us in zip(self._second_parts, _second_parts(timings), strict=True):
@@ -142,8 +135,9 @@ class RouterMetrics:
 
     def _count(self, usage: Usage, owner: str | None) -> None:
         self._keys.finished(owner, usage)
-        self._tokens.labels("prompt").inc(usage.prompt_tokens)
-        self._tokens.labels("output").inc(usage.completion_tokens)
+        prompt, output = self._kinds
+        prompt.inc(usage.prompt_tokens)
+        output.inc(usage.completion_tokens)
         self._cached.every.inc(usage.cached_tokens)
         self._cached.host.inc(usage.cached_host_tokens)
 

@@ -33,8 +33,7 @@ class ReaderMetrics:
         there, here = decision.there, decision.here
         verdict = decision.prefill_here.verdict(there, here)
         self._placed[verdict].inc()
-        weighed = sum_of(there, here)
-        if verdict is Verdict.HERE and weighed.known:
+        if verdict is Verdict.HERE and (weighed := sum_of(there, here)).known:
             parts = (weighed.there_s, weighed.here_s, weighed.behind_s, weighed.answers_s)
             for counter, seconds in zip(self._parts, parts, strict=True):
                 counter.inc(seconds)

@@ -1,6 +1,6 @@
 """The values of a process's own metrics."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -26,7 +26,7 @@ def only(collector: Collector) -> Metric:
     return metric
 
 
-def with_label(histogram: Histogram, label: str, value: str) -> Metric:
+def with_label(histogram: Collector, label: str, value: str) -> Metric:
     """Return a histogram's series of one value of a label."""
     whole = only(histogram)
     part = Metric(whole.name, whole.documentation, whole.type)

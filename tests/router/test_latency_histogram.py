@@ -1,10 +1,10 @@
-"""The cheap histogram exports what prometheus_client's own does."""
+"""The cheap histograms export what prometheus_client's own do."""
 
 import random
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from baton.router.latency_histogram import LatencyHistogram
+from baton.router.latency_histogram import LatencyHistogram, PartedHistogram
 
 BOUNDS = (0.001, 0.002, 0.5, 1.0)
 
@@ -22,6 +22,20 @@ def test_it_counts_as_prometheus_clients_own_does() -> None:
         cheap.observe(seconds, count)
         for _ in range(count):
             own.observe(seconds)
+    _assert_equal(ours, theirs)
+
+
+def test_parts_count_as_prometheus_clients_labels_do() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    cheap = PartedHistogram("seconds", "What.", BOUNDS, ours, ("wait", "work"))
+    own = Histogram("seconds", "What.", ("part",), registry=theirs, buckets=BOUNDS)
+    for part, seconds in (("wait", 0.1), ("work", 0.0015), ("wait", 3.0)):
+        cheap.parts[part].observe(seconds)
+        own.labels(part).observe(seconds)
+    _assert_equal(ours, theirs)
+
+
+def _assert_equal(ours: CollectorRegistry, theirs: CollectorRegistry) -> None:
     assert _numbers(ours).keys() == _numbers(theirs).keys()
     for name, number in _numbers(theirs).items():
         assert abs(_numbers(ours)[name] - number) < 1e-9, name
