@@ -1,6 +1,7 @@
 """The parts that every long-lived stream between two processes is made of."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -13,11 +14,14 @@ class Outbox(Generic[M]):
     """Messages that wait to be written. `put` never waits; one task drains."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[M] = asyncio.Queue()
+        self._waiting: deque[M] = deque()
+        self._filled: asyncio.Future[None] | None = None  # the task that drains waits for it
 
     def put(self, message: M) -> None:
         """Append a message."""
-        self._queue.put_nowait(message)
+        self._waiting.append(message)
+        if self._filled is not None and not self._filled.done():
+            self._filled.set_result(None)
 
     async def drain(
         self,
@@ -30,11 +34,15 @@ class Outbox(Generic[M]):
         by itself.
         """
         while True:
-            waiting = [await self._queue.get()]
-            if join is not None:
-                while not self._queue.empty():
-                    waiting.append(self._queue.get_nowait())
-            for message in waiting if join is None or len(waiting) == 1 else join(waiting):
+            if not self._waiting:
+                self._filled = asyncio.get_running_loop().create_future()
+                await self._filled
+            if join is None or len(self._waiting) == 1:
+                await write(self._waiting.popleft())
+                continue
+            waiting = [*self._waiting]
+            self._waiting.clear()
+            for message in join(waiting):
                 await write(message)
 
 
