@@ -64,21 +64,21 @@ class AnswerQueue:
         self._pace = pace
         self._events: deque[TokenEvent | Finished | ApiError] = deque()
         self._tokens = 0  # in `_events`
-        self._begun = False  # the first token was read
+        self._wanted = 0  # tokens that the reader waits for; 0: the first was not read yet
         self._over = False  # the last event was put
         self._reader: asyncio.Future[None] | None = None  # the reader waits for it
         self._paced = False  # `_pace` will wake the reader
 
     async def next(self) -> TokenEvent | Finished:
         """Wait for the next event. Raises the `ApiError` that ended the answer."""
-        while not (self._events and self._enough):
+        while not (self._events and (self._over or self._tokens >= self._wanted)):
             self._reader, self._paced = asyncio.get_running_loop().create_future(), False
             await self._reader
         event = self._events.popleft()
         if isinstance(event, ApiError):
             raise event
         if isinstance(event, TokenEvent) and event.token_ids:
-            self._begun = True
+            self._wanted = self._pace.interval
             self._tokens -= len(event.token_ids)
         return event
 
@@ -103,17 +103,12 @@ class AnswerQueue:
         self._events.append(event)
         self._wake()
 
-    @property
-    def _enough(self) -> bool:
-        """Return True if what is there need not wait for further tokens."""
-        return self._over or not self._begun or self._tokens >= self._pace.interval
-
     def _wake(self) -> None:
         reader = self._reader
         if reader is None or reader.done():
             return
-        if self._over or not self._begun:
+        if self._over or not self._wanted:
             reader.set_result(None)
-        elif not self._paced and self._enough:
+        elif not self._paced and self._tokens >= self._wanted:
             self._paced = True
             self._pace.wake(reader)

@@ -90,14 +90,16 @@ def cached_json(usages: Iterable[Usage]) -> dict[str, int]:
     return {"device": cached - host, "host": host}
 
 
-def ending(finished: Finished | None, reason: str | None = None) -> dict[str, Any]:
-    """Return a choice's fields about its end; None: it goes on.
+GOES_ON: Mapping[str, Any] = {"finish_reason": None, "matched_stop": None}
+"""The fields of a choice that has not ended; see `ending`."""
+
+
+def ending(finished: Finished, reason: str | None = None) -> dict[str, Any]:
+    """Return a choice's fields about its end.
 
     `matched_stop`, which SGLang's replies have too, is the string, expression or token id that
     ended it. reason: where it is not the answer's own.
     """
-    if finished is None:
-        return {"finish_reason": None, "matched_stop": None}
     end = finished.end
     return {
         "finish_reason": reason or end.reason.value,

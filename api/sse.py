@@ -20,7 +20,8 @@ _UNICODE_LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": ping\n\n"
 """The ping of a silent stream: a line that clients of server-sent events leave out."""
-Json = Mapping[str, Any] | orjson.Fragment
+Json = Mapping[str, Any] | bytes
+"""Values of JSON, or the bytes of its text."""
 Encode = Callable[[Any], bytes]
 
 PARTS = "baton.parts"
@@ -48,27 +49,22 @@ class PartWriter(Protocol):
         ...
 
 
-def event(data: Json) -> bytes:
-    """Return one `data:` event."""
-    return b"data: %b\n\n" % _one_line(data)
-
-
-def named_event(data: Mapping[str, Any]) -> bytes:
-    """Return one event that `data`'s `type` names."""
-    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), _one_line(data))
-
-
-def _one_line(data: Json) -> bytes:
-    """Return `data` as JSON that is one line for every client.
+def event(data: Json, head: bytes = b"") -> bytes:
+    """Return one `data:` event, behind `head`. Its JSON is one line for every client.
 
     JSON escapes carriage returns and newlines, which are all that ends a line of an event. But
     clients that read lines by Python's `str.splitlines`, as `httpx.Response.iter_lines` does, end
     them at U+0085, U+2028 and U+2029 too.
     """
-    text = orjson.dumps(data)
+    text = data if isinstance(data, bytes) else orjson.dumps(data)
     if b"\xc2\x85" in text or b"\xe2\x80" in text:
-        return _UNICODE_LINE_ENDS.sub(_escaped, text)
-    return text
+        text = _UNICODE_LINE_ENDS.sub(_escaped, text)
+    return b"%bdata: %b\n\n" % (head, text)
+
+
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """Return one event that `data`'s `type` names."""
+    return event(data, b"event: %b\n" % str(data["type"]).encode())
 
 
 def _escaped(match: re.Match[bytes]) -> bytes:

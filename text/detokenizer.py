@@ -40,8 +40,7 @@ class ByteDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids. Return the text that they make certain, which may be empty."""
-        table = self._table
-        data = self._held + b"".join([table[i] for i in ids])
+        data = self._held + b"".join(map(self._table.__getitem__, ids))
         text, used = utf_8_decode(data, "replace", False)
         self._held = data[used:]
         return text

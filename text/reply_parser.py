@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
+from typing import NamedTuple
 
 from baton.text.call_readers import CallReader, bare_call_begins, call_begins, call_reader
 from baton.text.call_trial import CallTrial, TrialVerdict
@@ -24,10 +24,14 @@ class PartKind(StrEnum):
     CONTENT = "content"
 
 
-@dataclass(frozen=True)
-class TextPart:
+_KINDS = PartKind.CONTENT, PartKind.REASONING  # of text outside and inside reasoning
+
+
+class TextPart(NamedTuple):
+    """New text of an answer. A tuple, because most tokens make one."""
+
     kind: PartKind
-    text: str  # what is new
+    text: str
 
 
 Part = TextPart | ToolCall | CallMore
@@ -100,7 +104,7 @@ class ReplyParser:
     def push(self, text: str) -> list[Part]:
         if self._is_plain(text):
             self._begun = self._begun or not self._thinking
-            return [TextPart(self._kind, text)]
+            return [TextPart(_KINDS[self._thinking], text)]
         found: list[Part] = []
         # In small pieces, so that reading on behind a mark copies little.
         for at in range(0, len(text), _LOOK):
@@ -145,10 +149,6 @@ class ReplyParser:
             else:
                 if (yield from self._take_text(last)):
                     return
-
-    @property
-    def _kind(self) -> PartKind:
-        return PartKind.REASONING if self._thinking else PartKind.CONTENT
 
     @property
     def _may_be_bare(self) -> bool:
@@ -291,7 +291,7 @@ class ReplyParser:
     def _shown(self, text: str) -> Iterator[Part]:
         if text:
             self._begun = self._begun or not (self._thinking or text.isspace())
-            yield TextPart(self._kind, text)
+            yield TextPart(_KINDS[self._thinking], text)
 
 
 class _Marks:

@@ -46,17 +46,20 @@ class ByteOffsets:
         self._chars = 0  # before it
 
     def push(self, ids: Sequence[int]) -> list[int]:
-        return [self._next(self._table[token]) for token in ids]
+        found = []
+        for token in ids:
+            data, start = self._table[token], self._chars
+            if self._held:
+                start += _place_of_last(self._held + data[:1]) if data else 0
+                data = self._held + data
+            text, used = utf_8_decode(data, "replace", False)
+            self._chars += len(text)
+            self._held = data[used:]
+            found.append(start)
+        return found
 
     def finish(self) -> list[int]:
         return []
-
-    def _next(self, data: bytes) -> int:
-        start = self._chars + _place_of_last(self._held + data[:1]) if data else self._chars
-        text, used = utf_8_decode(self._held + data, "replace", False)
-        self._chars += len(text)
-        self._held = (self._held + data)[used:]
-        return start
 
 
 def _place_of_last(data: bytes) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
 from baton.api.openai.chat_turn import AnswerParser, AnswerPart
-from baton.api.replies import ending
+from baton.api.replies import GOES_ON, ending
 from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
 from baton.text.reply_parser import TextPart
 from baton.text.token_table import TokenTable
-from baton.text.tool_calls import CallMore
+from baton.text.tool_calls import CallMore, ToolCall
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class ChatChoices:
         for index in range(len(self.parsers)):
             yield self._choice(index, {"role": "assistant", "content": ""}, None)
 
-    def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of one delta. Tokens without final text make a chunk only for log
+    def choices(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """Return the choices of one delta. Tokens without final text make one only for log
         probabilities.
         """
         index = delta.index
@@ -43,20 +43,22 @@ class ChatChoices:
         parts: list[AnswerPart] = [*self.parsers[index].push(delta.text)]
         if delta.finished is not None:
             parts += self.parsers[index].finish()
+        found = []
         for part in parts:
-            if self._wanted(index, part):
-                yield self._choice(index, self._delta(index, part), entries)
+            if (message := self._delta(index, part)) is not None:
+                found.append(self._choice(index, message, entries))
                 entries = None
         if entries:
-            yield self._choice(index, {"content": ""}, entries)
+            found.append(self._choice(index, {"content": ""}, entries))
         if delta.finished is not None:
-            yield self._choice(index, {}, None, delta.finished)
+            found.append(self._choice(index, {}, None, delta.finished))
+        return found
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
         parser = self.parsers[index]
         parts: list[AnswerPart] = [*parser.push(answer.text), *parser.finish()]
-        deltas = [self._delta(index, part) for part in parts if self._wanted(index, part)]
+        deltas = [each for part in parts if (each := self._delta(index, part)) is not None]
         thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
         content = "".join(delta.get("content", "") for delta in deltas)
         calls = _joined(call for delta in deltas for call in delta.get("tool_calls", ()))
@@ -72,18 +74,21 @@ class ChatChoices:
             "logprobs": self._logprobs(answer.logprobs, answer.finished.reasoning_tokens),
         } | ending(answer.finished, self._reason(index, answer.finished))
 
-    def _wanted(self, index: int, part: AnswerPart) -> bool:
+    def _wanted(self, index: int, part: ToolCall | CallMore) -> bool:
         if isinstance(part, CallMore):
             return index not in self._dropping
-        if self.parallel_calls or isinstance(part, TextPart) or not self._calls[index]:
+        if self.parallel_calls or not self._calls[index]:
             return True
         self._dropping.add(index)
         return False
 
-    def _delta(self, index: int, part: AnswerPart) -> dict[str, Any]:
-        """Return the message part of a chunk. Only the first of a call has its name and id."""
+    def _delta(self, index: int, part: AnswerPart) -> dict[str, Any] | None:
+        """Return the message part of a chunk; None: it is of a call that is not shown. Only the
+        first of a call has its name and id."""
         if isinstance(part, TextPart):
-            return {part.kind.value: part.text}
+            return {part.kind._value_: part.text}
+        if not self._wanted(index, part):
+            return None
         if part.whole:
             self._whole.add(index)
         if isinstance(part, CallMore):
@@ -108,9 +113,8 @@ class ChatChoices:
         logprobs: dict[str, Any] | None,
         finished: Finished | None = None,
     ) -> dict[str, Any]:
-        reason = None if finished is None else self._reason(index, finished)
-        choice = {"index": index, "delta": delta, "logprobs": logprobs}
-        return choice | ending(finished, reason)
+        end = GOES_ON if finished is None else ending(finished, self._reason(index, finished))
+        return {"index": index, "delta": delta, "logprobs": logprobs, **end}
 
     def _logprobs(self, entries: Sequence[TokenLogprob], thought: int) -> dict[str, Any] | None:
         """Return the log probabilities of tokens, of which the first ones are reasoning's; None if

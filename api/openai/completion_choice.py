@@ -9,7 +9,7 @@ from baton.api.echo import Echo
 from baton.api.echo_maker import lead_of
 from baton.api.openai.prompt_scores import prompt_scores
 from baton.api.openai.scored_tokens import ScoredTokens, TokenScores, joined
-from baton.api.replies import ending
+from baton.api.replies import GOES_ON, ending
 from baton.api.text_service import TextService
 from baton.core.finish import Finished
 from baton.core.logprobs import TokenLogprob
@@ -41,11 +41,12 @@ class CompletionChoices:
     def opening(self) -> Iterator[dict[str, Any]]:
         return iter(())
 
-    def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of one delta. Tokens without final text make one only if ids or
+    def choices(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """Return the choices of one delta. Tokens without final text make one only if ids or
         scores are asked.
         """
         index = delta.index
+        found = []
         if delta.prompt_logprobs is not None:
             self._prompts.setdefault(index, []).extend(delta.prompt_logprobs.tokens)
         begun = bool(delta.token_ids) or delta.finished is not None
@@ -54,15 +55,18 @@ class CompletionChoices:
             scores: TokenScores | None = None
             if self.want_logprobs:
                 scores = self._scores[index].prompt(self._prompts.pop(index, []))
-            yield self._choice(index, self.echoes[index].text or "", scores)
-        text = self._continued(index, delta.token_ids, delta.text)
+            found.append(self._choice(index, self.echoes[index].text or "", scores))
+        text = delta.text
+        if self._to_begin or self._leads:
+            text = self._continued(index, delta.token_ids, text)
         wanted = (self.want_logprobs or self.want_ids) and bool(delta.token_ids)
         if text or delta.finished is not None or wanted:
             scores = None
             if self.want_logprobs:
                 end = delta.finished is not None
                 scores = self._scores[index].answer(delta.logprobs, end=end)
-            yield self._choice(index, text, scores, delta.finished, delta.token_ids)
+            found.append(self._choice(index, text, scores, delta.finished, delta.token_ids))
+        return found
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
@@ -94,5 +98,6 @@ class CompletionChoices:
         finished: Finished | None = None,
         ids: Sequence[int] = (),
     ) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "logprobs": scores} | ending(finished)
+        end = GOES_ON if finished is None else ending(finished)
+        choice = {"index": index, "text": text, "logprobs": scores, **end}
         return choice | {"token_ids": ids} if self.want_ids else choice

@@ -44,7 +44,7 @@ class ScoredTokens:
             offsets += self._offsets.finish()
         certain = [self._waiting.popleft() for _ in offsets]
         start = len(self._echo.text or "")
-        return _scores(certain, [start + offset for offset in offsets], self._table)
+        return _scores(certain, [*map(start.__add__, offsets)], self._table)
 
 
 def joined(first: TokenScores, second: TokenScores) -> TokenScores:
@@ -59,10 +59,17 @@ def joined(first: TokenScores, second: TokenScores) -> TokenScores:
 def _scores(
     entries: Sequence[TokenLogprob], offsets: Sequence[int], table: TokenTable
 ) -> TokenScores:
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for entry in entries:
+        tokens.append(table.text(entry.token_id))
+        logprobs.append(entry.logprob)
+        tops.append(_top(entry, table))
     return {
-        "tokens": [table.text(entry.token_id) for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [_top(entry, table) for entry in entries],
+        "tokens": tokens,
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
         "text_offset": list(offsets[: len(entries)]),
     }
 

@@ -36,9 +36,9 @@ class Envelope:
         object.__setattr__(self, "_before", before + b"[")
         object.__setattr__(self, "_after", b"]" + after)
 
-    def chunk(self, choice: Mapping[str, Any]) -> orjson.Fragment:
-        """Return a chunk of a stream. Only its choice is serialised anew."""
-        return orjson.Fragment(b"%b%b%b" % (self._before, orjson.dumps(choice), self._after))
+    def chunk(self, choice: Mapping[str, Any]) -> bytes:
+        """Return the JSON of a chunk of a stream. Only its choice is serialised anew."""
+        return b"%b%b%b" % (self._before, orjson.dumps(choice), self._after)
 
     def around(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {

@@ -1,6 +1,7 @@
 """The answer of one attempt, between the session that receives it and the handler that reads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from baton.api.answer_queue import AnswerQueue, StreamPace
 from baton.api.backend import TokenEvent
@@ -58,9 +59,9 @@ class AnswerStream:
         self._clock = clock
         self._events = AnswerQueue(pace or StreamPace())
 
-    async def next(self) -> TokenEvent | Finished:
+    def next(self) -> Coroutine[Any, Any, TokenEvent | Finished]:
         """Return the next event. It waits until the session feeds or ends the stream."""
-        return await self._events.next()
+        return self._events.next()
 
     def feed(self, tokens: RequestTokens) -> None:
         """Take a message of the rank. Tokens of another attempt are ignored."""

@@ -116,9 +116,9 @@ async def frames(app: ASGIApp, path: str, body: dict[str, Any]) -> int:
 
 
 REQUESTS = [
-    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 162),
-    ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 212),
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 298),
+    ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 148),
+    ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 197),
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 279),
 ]
 
 
@@ -131,10 +131,10 @@ async def test_a_request_passes_few_frames(
 
 
 STREAMS = [
-    ("/v1/completions", {"prompt": "hello"}, 16),
-    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 29),
-    ("/v1/chat/completions", {"messages": HELLO}, 21),
-    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 21),
+    ("/v1/completions", {"prompt": "hello"}, 11),
+    ("/v1/completions", {"prompt": "hello", "logprobs": 5}, 17),
+    ("/v1/chat/completions", {"messages": HELLO}, 15),
+    ("/v1/chat/completions", {"messages": HELLO, "tools": [TOOL]}, 15),
 ]
 
 
