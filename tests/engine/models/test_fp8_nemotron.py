@@ -2,13 +2,17 @@
 
 import json
 import logging
+import math
+import random
 import re
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 import torch
-from fp8_packing import FILE, WHOLE, Pair, keeps_fp8, pack
+from deploy.tiny_worker import Client, prompt, served
+from fp8_packing import FILE, WHOLE, Pair, edit_tensors, keeps_fp8, pack
 from safetensors.torch import load_file, save_file
 from step_driver import StepDriver
 
@@ -94,6 +98,7 @@ OWN_FILE = {
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The checkpoint in two files with an index, and the same one expanded."""
     plain = write_checkpoint(tmp_path_factory.mktemp("nano") / "plain", CONFIG, torch.bfloat16)
+    heed_states(plain)
     forms = {
         f"backbone.layers.{i}.mixer.{name}_proj.weight": WHOLE
         for i, kind in enumerate(PATTERN)
@@ -110,6 +115,17 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     (pair.packed / "hf_quant_config.json").write_text(json.dumps(OWN_FILE))
     shard(pair.packed)
     return pair
+
+
+def heed_states(folder: Path) -> None:
+    """Let answers depend on what the SSM state holds more than on the token itself, and let the
+    state last for hundreds of tokens. Random layers multiply roundings of bfloat16; smaller logits
+    keep their part in them small."""
+    tensors = load_file(folder / FILE)
+    skips = {name: tensor * 0.02 for name, tensor in tensors.items() if name.endswith(".D")}
+    steps = {name: tensor + 2 for name, tensor in tensors.items() if name.endswith(".dt_bias")}
+    slow = {name: tensor - 4 for name, tensor in tensors.items() if name.endswith(".A_log")}
+    edit_tensors(folder, skips | steps | slow | {"lm_head.weight": tensors["lm_head.weight"] / 2})
 
 
 def shard(folder: Path) -> None:
@@ -158,3 +174,46 @@ def test_the_file_of_modelopt_alone_says_the_same(pair: Pair) -> None:
         assert greedy(pair.packed, torch.float32) == greedy(pair.expanded, torch.float32)
     finally:
         path.write_text(config)
+
+
+# Between answers that begin at a cached state and the same tokens computed from nothing: what
+# SGLang's test of this checkpoint allows, in bfloat16. In float32, a two-hundredth of what the loss
+# of the SSM state costs here (4e-4).
+HIT_KL = {torch.bfloat16: 8e-3, torch.float32: 2e-6}
+GRID = 128  # tokens between snapshots: the model's chunks
+
+
+@pytest.mark.parametrize("dtype", HIT_KL, ids=str)
+async def test_answers_after_hits_are_those_of_cold_prompts(pair: Pair, dtype: torch.dtype) -> None:
+    """End to end: over HTTP, at temperature 1, from a state that a prompt left and from one that an
+    answer left."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    engine: dict[str, Any] = {"dtype": dtype, "memory_bytes": 1 << 28, "max_model_len": 1024}
+    apart: list[float] = []
+    async with served(pair.packed, **engine) as client:
+        for turn in range(3):
+            first = prompt(rng, 2 * GRID + rng.randint(1, 9))
+            said = await client.generate(first, 2 * GRID)
+            whole = [*first, *said["output_ids"]]
+            for known, least in ((first, 2 * GRID), (whole, len(first) + 1)):
+                ids = [*known, *prompt(rng, rng.randint(1, 20))]
+                apart += await distances(client, ids, turn, least)
+    found = mean(math.expm1(ratio) - ratio for ratio in apart)
+    print(f"seed {seed}: KL {found:.1e} over {len(apart)} tokens")
+    assert found <= HIT_KL[dtype]
+
+
+async def distances(client: Client, ids: list[int], seed: int, least: int) -> list[float]:
+    """Return the log probabilities of an answer's tokens by a cold computation, each less the one
+    that it had after a hit of at least `least` tokens."""
+    scored = {"return_logprob": True}
+    drawn = {"temperature": 1, "sampling_seed": seed}
+    answer = (await client.generate(ids, 24, params=drawn, **scored))["meta_info"]
+    assert answer["cached_tokens"] >= least
+    written = [(entry[0], entry[1]) for entry in answer["output_token_logprobs"]]
+    tokens = [*ids, *(token for _, token in written)]
+    cold = (await client.generate(tokens, 0, logprob_start_len=0, **scored))["meta_info"]
+    assert cold["cached_tokens"] == 0
+    read = [entry[0] for entry in cold["input_token_logprobs"][len(ids) :]]
+    return [score - found for score, (found, _) in zip(read, written, strict=True)]
