@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.core.errors import BatonError, InvariantError
 from baton.engine.assembly.loader import load_part
 from baton.engine.collectives.comm import RankComm, meet
-from baton.engine.collectives.commit_message import CommitMessage
+from baton.engine.collectives.commit_message import CommitMessage, PathMessage
 from baton.engine.collectives.device_pools import opened_pools
 from baton.engine.collectives.draft_message import DraftMessage
 from baton.engine.collectives.rank_books import RankBooks
@@ -37,10 +37,11 @@ from baton.engine.collectives.shared_pools import mapped_pools
 from baton.engine.collectives.step_message import StepMessage
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.step.forward_batch import ForwardBatch
-from baton.engine.step.kept_inputs import kept_inputs, windows
+from baton.engine.step.kept_inputs import kept_inputs, tree_nodes, windows
 from baton.engine.step.model import Model
+from baton.engine.step.tree_path import keep_path
 
-Message = StepMessage | DraftMessage | CommitMessage | BooksWanted | CaptureSteps
+Message = StepMessage | DraftMessage | PathMessage | CommitMessage | BooksWanted | CaptureSteps
 """A message of the leader to a rank that has its pools."""
 
 
@@ -94,6 +95,7 @@ def run_steps(
     shape = pools.table_rows, pools.table_width
     tables = torch.zeros(shape, dtype=torch.int32, device=device)
     kept = kept_inputs(model, pools.kept_tokens, device)
+    nodes = tree_nodes(pools.kept_tokens, pools.trees)
     batch: ForwardBatch | None = None  # the last that ran
     hidden: Tensor | None = None  # which the last depth of drafts has given
     books = RankBooks()
@@ -106,7 +108,7 @@ def run_steps(
                 model.capture(states, pages, tables, windows(kept, message.window))
             elif isinstance(message, StepMessage):
                 check_meetings(memory.meetings, message.met)
-                batch = message.batch(model, tables, kept, comm)
+                batch = message.batch(model, tables, kept, comm, nodes)
                 books.ran(batch)
                 logits = model.forward(batch, states, pages)
                 if not logits.shape[0]:
@@ -116,6 +118,9 @@ def run_steps(
                 drafting = message.batch(model, states, hidden, tables, comm)
                 books.drafted(drafting)
                 hidden = model.draft(drafting, states, pages).hidden
+            elif isinstance(message, PathMessage) and batch is not None:
+                books.moved(message.path)
+                keep_path(batch, pages, message.path)
             elif isinstance(message, CommitMessage) and batch is not None:
                 check_meetings(memory.meetings, message.met)
                 accepted = message.accepted(comm, device)

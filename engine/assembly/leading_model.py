@@ -13,7 +13,7 @@ from torch import Tensor
 from baton.core.errors import RankError
 from baton.engine.assembly.followers import Followers
 from baton.engine.collectives.comm import RankComm, meet
-from baton.engine.collectives.commit_message import CommitMessage, packed
+from baton.engine.collectives.commit_message import CommitMessage, PathMessage, packed
 from baton.engine.collectives.device_pools import DevicePools
 from baton.engine.collectives.draft_message import DraftWriter
 from baton.engine.collectives.rank_books import RankBooks
@@ -31,6 +31,7 @@ from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.step.model import Model
 from baton.engine.step.recurrent_index import RecurrentIndex
+from baton.engine.step.tree_path import keep_path
 from baton.engine.stream.forward_stream import Pending
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
@@ -92,7 +93,7 @@ class LeadingModel:
         RankError."""
         rows, width = block_tables.shape
         sizes = states.ids.size, pages.ids.size, pages.layout.page_size
-        pools = RankPools(*sizes, rows, width, step.kept_tokens, step.total)
+        pools = RankPools(*sizes, rows, width, step.kept_tokens, step.total, step.trees)
         own = RankStorage(states.storage, pages.storage)
         kind = SharedPools if self._device.type == "cpu" else DevicePools
         make = partial(kind, self._whole, pools, own, self.followers.ranks)
@@ -138,6 +139,14 @@ class LeadingModel:
             self._part.commit(batch, states, accepted)
             meet(self._comm, self._device)
             self._comm.check()
+
+    def keep_path(self, batch: ForwardBatch, pages: PagePool, path: Tensor) -> None:
+        """Move what the paths of trees have written, on all ranks; see `keep_path`. A commit
+        follows, and ends when all have. Raises RankError."""
+        with self._ending_all():
+            self.followers.send(PathMessage.of(path))
+            self._books.moved(path)
+            keep_path(batch, pages, path)
 
     def hidden_before(self, states: StatePool, slots: Tensor) -> Tensor:
         """Return the last hidden states of sequences; see `baton.engine.step.model.Model`. The

@@ -42,6 +42,27 @@ class CommitMessage:
         return Accepted(read_slots, write_slots, has_initial, counts, track_slots, track_counts)
 
 
+@dataclass(frozen=True)
+class PathMessage:
+    """The paths of the trees of the step before, which the ranks keep next: see `keep_path`.
+
+    numbers: [B, Q] int64. rows: B
+    """
+
+    numbers: bytes
+    rows: int
+
+    @classmethod
+    def of(cls, path: Tensor) -> "PathMessage":
+        """Return the message of paths on the host: trees are verified on CPUs alone."""
+        return cls(path.contiguous().numpy().tobytes(), path.shape[0])
+
+    @property
+    def path(self) -> Tensor:
+        """What `of` was given."""
+        return torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(self.rows, -1)
+
+
 def packed(accepted: Accepted) -> Tensor:
     """Return the fields as [6, B] int64."""
     begun = accepted.has_initial

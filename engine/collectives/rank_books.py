@@ -57,6 +57,10 @@ class RankBooks:
         if batch.token_pages.device.type == "cpu":
             self._pages = _plus(self._pages, batch.token_pages, batch.token_offsets)
 
+    def moved(self, path: Tensor) -> None:
+        """Note the paths of trees that are kept."""
+        self._pages = _plus(self._pages, path)
+
     def committed(self, accepted: Accepted) -> None:
         """Note a commit."""
         if accepted.counts.device.type != "cpu":

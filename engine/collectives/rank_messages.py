@@ -26,7 +26,8 @@ class Begin:
 class RankPools:
     """The sizes of a rank's pools, which are those of the leader's, and of its block tables.
 
-    kept_tokens: see `kept_inputs`. step_bytes: of the largest step, the kept inputs among them
+    kept_tokens: see `kept_inputs`. step_bytes: of the largest step, the kept inputs among them.
+    trees: see `tree_nodes`
     """
 
     slots: int
@@ -36,6 +37,7 @@ class RankPools:
     table_width: int
     kept_tokens: int
     step_bytes: int
+    trees: bool = False
 
 
 @dataclass(frozen=True)

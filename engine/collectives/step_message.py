@@ -31,6 +31,7 @@ _FIELDS = (
     "token_pages",
     "token_offsets",
     "logit_tokens",
+    "nodes",  # empty where there are no trees
 )
 
 
@@ -54,17 +55,24 @@ class StepMessage:
     met: int
 
     def batch(
-        self, model: Model, block_tables: Tensor, kept: tuple[Tensor, ...], comm: RankComm
+        self,
+        model: Model,
+        block_tables: Tensor,
+        kept: tuple[Tensor, ...],
+        comm: RankComm,
+        nodes: Tensor | None = None,
     ) -> ForwardBatch:
         """Return the batch on this rank, and bring its block tables up to date.
 
-        block_tables: [rows, width] int32. kept: this rank's; see `Window`
+        block_tables: [rows, width] int32. kept, nodes: this rank's memory; see `Window`
         """
         if self.numbers is None:
             tensors = self._received(block_tables, comm)
         else:
             tensors = self._split(int64s(self.numbers))
             self.entries.write(block_tables)
+        if nodes is not None:
+            nodes[: len(tensors["nodes"])].copy_(tensors["nodes"])
         index = model.plan(self.host, self.decode_rows, self.snapshots)
         return ForwardBatch(
             token_ids=tensors["token_ids"],
@@ -83,7 +91,7 @@ class StepMessage:
             host=self.host,
             index=index.on(block_tables.device),
             snapshots=self.snapshots,
-            window=None if self.window is None else Window(self.window, kept),
+            window=None if self.window is None else Window(self.window, kept, nodes),
         )
 
     def _received(self, block_tables: Tensor, comm: RankComm) -> dict[str, Tensor]:
@@ -113,7 +121,7 @@ class StepWriter:
         on_host = not self._on_device
         return StepMessage(
             numbers=as_bytes(_numbers(batch)) if on_host else None,
-            lengths=tuple(len(getattr(batch, name)) for name in _FIELDS),
+            lengths=tuple(len(_field(batch, name)) for name in _FIELDS),
             entries=self._told.changes(batch) if on_host else ChangedEntries(),
             decode_rows=batch.decode_rows,
             host=batch.host,
@@ -130,4 +138,9 @@ class StepWriter:
 
 
 def _numbers(batch: ForwardBatch) -> Tensor:
-    return torch.cat([getattr(batch, name).long() for name in _FIELDS])
+    return torch.cat([_field(batch, name).long() for name in _FIELDS])
+
+
+def _field(batch: ForwardBatch, name: str) -> Tensor:
+    found: Tensor | None = getattr(batch, name)
+    return batch.token_ids[:0] if found is None else found

@@ -21,7 +21,6 @@ from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.forward.table_updates import apply_changes, pack_changes
-from baton.engine.forward.tree_path import keep_path
 from baton.engine.forward.used_window import used_window
 from baton.engine.forward.verification import (
     Verified,
@@ -44,6 +43,7 @@ from baton.engine.step.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.step.model import Model
 from baton.engine.step.plain_rows import Ints, PlainGroup
 from baton.engine.step.step_result import Drawn, StepResult, WindowResult
+from baton.engine.step.tree_path import keep_path
 from baton.engine.stream.forward_clock import ForwardTimer, forward_clock
 from baton.engine.stream.forward_stream import ForwardStream, Pending
 from baton.kernels.sampling import LogProbs
@@ -242,7 +242,7 @@ class ModelRunner:
             sampled, verified = sample_window(logits, *draws, ends, tables, *more)
             if forward.window is not None:
                 if verified.path is not None:
-                    keep_path(forward, self._pages, verified.path)
+                    self._keep_path(forward, verified.path)
                 written = accepted(forward, window, begun, verified.counts)
                 self._model.commit(forward, self._states, written)
             # The row of a request that has ended has no place for another token.
@@ -255,6 +255,12 @@ class ModelRunner:
         done = sampled.to_host(), verified, timer, computed, forward.window is not None
         timer.stop()
         return _Done(*done)
+
+    def _keep_path(self, forward: ForwardBatch, path: Tensor) -> None:
+        if isinstance(self._model, LeadingModel):
+            self._model.keep_path(forward, self._pages, path)
+        else:
+            keep_path(forward, self._pages, path)
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
         """Return the progress of a step that finishes a prompt to be handed over; None for

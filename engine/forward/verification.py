@@ -20,13 +20,13 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, drawn, pinned, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
-from baton.engine.forward.tree_path import chain_nodes, depths_of, follow, with_padding
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.draw import DRAW_RECORD, Draw
 from baton.engine.speculation.proposer import DecodingStep, DeviceProposer, TreeProposer
 from baton.engine.speculation.synthetic import SyntheticAcceptance
 from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.step.forward_batch import ForwardBatch
+from baton.engine.step.tree_path import chain_nodes, depths_of, follow, with_padding
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs
 from baton.kernels.verify import Accepted

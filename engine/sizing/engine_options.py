@@ -102,11 +102,6 @@ def _check_trees(config: EngineConfig) -> None:
             f"speculative_eagle_topk is {topk}, and kernels on {config.device} do not read the "
             f"links of a tree: use device cpu, {chain}"
         )
-    if config.tp > 1:
-        raise ConfigError(
-            f"speculative_eagle_topk is {topk}, and the links of a tree do not go to the other "
-            f"ranks of a replica of {config.tp}: use tp 1, {chain}"
-        )
 
 
 def _check_texts(config: EngineConfig) -> None:

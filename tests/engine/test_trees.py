@@ -145,7 +145,6 @@ def test_links_stay_where_they_are(seeded: random.Random) -> None:
     [
         ({"speculative_algorithm": SpeculativeAlgorithm.AUTO}, "auto guesses chains: use ngram"),
         ({"device": "cuda"}, "kernels on cuda do not read the links of a tree"),
-        ({"tp": 2}, "do not go to the other ranks of a replica of 2: use tp 1"),
         ({"speculative_num_draft_tokens": 17}, "must be 2 to 16; got 17"),
         ({"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 9}, "be 2 to 8; got 9"),
     ],
