@@ -68,6 +68,7 @@ class CallRecord:
             mine.completion_tokens + usage.completion_tokens,
             mine.cached_tokens + usage.cached_tokens,
             mine.cached_host_tokens + usage.cached_host_tokens,
+            mine.cached_file_tokens + usage.cached_file_tokens,
         )
         if timings is not None:
             self.queue_us = max(self.queue_us, timings.router_queue_us + timings.prefill_queue_us)

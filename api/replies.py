@@ -84,10 +84,12 @@ def usage_json(prompts: Sequence[Sequence[Finished]], *, predicted: bool = False
 
 def cached_json(usages: Iterable[Usage]) -> dict[str, int]:
     """Return the cached prompt tokens by the memory that had them, as SGLang names it."""
-    host = cached = 0
+    host = file = cached = 0
     for usage in usages:
-        host, cached = host + usage.cached_host_tokens, cached + usage.cached_tokens
-    return {"device": cached - host, "host": host}
+        host, file = host + usage.cached_host_tokens, file + usage.cached_file_tokens
+        cached += usage.cached_tokens
+    found = {"device": cached - host - file, "host": host}
+    return found | ({"file": file} if file else {})
 
 
 GOES_ON: Mapping[str, Any] = {"finish_reason": None, "matched_stop": None}

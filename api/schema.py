@@ -209,7 +209,9 @@ class SamplingBody(SamplingFields, RequestBody):
     explain: Annotated[bool, REASONS] = False
     return_cached_tokens_details: Annotated[
         bool,
-        works("`sglext` says how many cached tokens came from the device and from the host's tier"),
+        works(
+            "`sglext` says how many cached tokens came from the device, the host's tier and files"
+        ),
     ] = False
     prompt_logprobs: Annotated[int | None, works("alternatives at each token of the prompt")] = None
     truncate_prompt_tokens: Annotated[

@@ -87,6 +87,7 @@ class BudgetedBackend(WrappedBackend):
                         completion_tokens=used.completion_tokens + len(before),
                         cached_tokens=min(used.cached_tokens, prompt),
                         cached_host_tokens=min(used.cached_host_tokens, prompt),
+                        cached_file_tokens=min(used.cached_file_tokens, prompt),
                     )
                     yield replace(event, usage=usage)
                 else:

@@ -25,6 +25,7 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
     cached_host_tokens: int = 0  # of those, the ones that the host's tier has spared
+    cached_file_tokens: int = 0  # of the cached ones, those that came from files
     # Says how the answer was computed, not what it is.
     drafts: DraftUsage = field(default=NO_DRAFTS, compare=False)
 

@@ -37,12 +37,12 @@ class Answer:
         self._outgoing = outgoing
         self._timings = timings
         self._scored_to = 0  # prompt positions below it have been sent
-        self._cached_tokens = self._cached_host = 0
+        self._cached_tokens = self._cached_host = self._cached_file = 0
         self._source = common_pb2.PromptSource()
 
     def add_first_token(self, first: handoff_pb2.FirstToken) -> None:
         """Relay the prefill worker's token. It ends the answer if it carries `finished`."""
-        self.cached(first.cached_tokens, first.cached_kv, first.cached_host)
+        self.cached(first.cached_tokens, first.cached_kv, first.cached_host, first.cached_file)
         if first.HasField("fetch"):
             self._source.fetch.CopyFrom(first.fetch)
         self._timings.on_first_token(first)
@@ -68,13 +68,15 @@ class Answer:
         """Note why that worker did not compute it."""
         self._source.failed.append(why)
 
-    def cached(self, tokens: int, kv_tokens: int, host_tokens: int) -> None:
+    def cached(self, tokens: int, kv_tokens: int, host_tokens: int, file_tokens: int) -> None:
         """Note of how many prompt tokens the reader had the state, and of how many the KV.
-        host_tokens: of those with a state, the ones that its host's tier has spared.
+        host_tokens, file_tokens: of those with a state, the ones that its host's tier has spared,
+        and those that came from files.
         """
         self._cached_tokens = self._source.state_tokens = tokens
         self._source.kv_tokens = kv_tokens
         self._cached_host = self._source.host_tokens = host_tokens
+        self._cached_file = self._source.file_tokens = file_tokens
 
     def received(self, kv_from: int) -> None:
         """Note that the hand-off is complete. This rank had the KV of `kv_from` tokens itself."""
@@ -113,6 +115,7 @@ class Answer:
         part.finished.CopyFrom(finished)
         part.finished.usage.cached_tokens = self._cached_tokens
         part.finished.usage.cached_host_tokens = self._cached_host
+        part.finished.usage.cached_file_tokens = self._cached_file
         part.finished.source.CopyFrom(self._source)
         part.finished.timings.CopyFrom(self._timings.message)
 

@@ -175,8 +175,9 @@ class RankRequest:
         elif isinstance(event, Scheduled):
             self._timings.on_launched(at_s)
             if self._start.prefill_here and self._attempts.link is None:
-                cached = event.cached_tokens, event.cached_kv, event.cached_host
-                self._answer.cached(*cached)
+                self._answer.cached(
+                    event.cached_tokens, event.cached_kv, event.cached_host, event.cached_file
+                )
         elif isinstance(event, PromptScored):
             self._answer.add_scores(prompt_logprobs_to_proto(event.scores))
         elif isinstance(event, RequestFinished):

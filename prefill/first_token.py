@@ -23,6 +23,7 @@ class FirstTokenRecord:
         self._message.cached_tokens = event.cached_tokens
         self._message.cached_kv = event.cached_kv
         self._message.cached_host = event.cached_host
+        self._message.cached_file = event.cached_file
         self._scheduled_s = at_s
         self._metrics.prefill_queue.observe(at_s - self._arrived_s)
 

@@ -243,18 +243,20 @@ class PromptLogprobs(_message.Message):
     def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "drafts", "cached_host_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "drafts", "cached_host_tokens", "cached_file_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     CACHED_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     drafts: DraftUsage
     cached_host_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ..., cached_host_tokens: _Optional[int] = ...) -> None: ...
+    cached_file_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ..., cached_host_tokens: _Optional[int] = ..., cached_file_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftUsage(_message.Message):
     __slots__ = ("verify_steps", "by_proposer")
@@ -325,7 +327,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ..., source: _Optional[_Union[PromptSource, _Mapping]] = ..., synthetic_acceptance: _Optional[float] = ...) -> None: ...
 
 class PromptSource(_message.Message):
-    __slots__ = ("reader", "state_tokens", "kv_tokens", "rank_kv_tokens", "fetch", "failed", "host_tokens")
+    __slots__ = ("reader", "state_tokens", "kv_tokens", "rank_kv_tokens", "fetch", "failed", "host_tokens", "file_tokens")
     READER_FIELD_NUMBER: _ClassVar[int]
     STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +335,7 @@ class PromptSource(_message.Message):
     FETCH_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reader: str
     state_tokens: int
     kv_tokens: int
@@ -340,7 +343,8 @@ class PromptSource(_message.Message):
     fetch: StateFetch
     failed: _containers.RepeatedScalarFieldContainer[str]
     host_tokens: int
-    def __init__(self, reader: _Optional[str] = ..., state_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., rank_kv_tokens: _Optional[int] = ..., fetch: _Optional[_Union[StateFetch, _Mapping]] = ..., failed: _Optional[_Iterable[str]] = ..., host_tokens: _Optional[int] = ...) -> None: ...
+    file_tokens: int
+    def __init__(self, reader: _Optional[str] = ..., state_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., rank_kv_tokens: _Optional[int] = ..., fetch: _Optional[_Union[StateFetch, _Mapping]] = ..., failed: _Optional[_Iterable[str]] = ..., host_tokens: _Optional[int] = ..., file_tokens: _Optional[int] = ...) -> None: ...
 
 class StateFetch(_message.Message):
     __slots__ = ("source", "tokens", "outcome", "took_us")

@@ -192,7 +192,7 @@ class Destination(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., kv_from: _Optional[int] = ..., prompt_hash: _Optional[int] = ..., sampling_hash: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished", "done", "cached_kv", "fetch", "cached_host")
+    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished", "done", "cached_kv", "fetch", "cached_host", "cached_file")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class FirstToken(_message.Message):
     CACHED_KV_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     CACHED_HOST_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FILE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_id: int
@@ -217,7 +218,8 @@ class FirstToken(_message.Message):
     cached_kv: int
     fetch: _common_pb2.StateFetch
     cached_host: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., cached_kv: _Optional[int] = ..., fetch: _Optional[_Union[_common_pb2.StateFetch, _Mapping]] = ..., cached_host: _Optional[int] = ...) -> None: ...
+    cached_file: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., cached_kv: _Optional[int] = ..., fetch: _Optional[_Union[_common_pb2.StateFetch, _Mapping]] = ..., cached_host: _Optional[int] = ..., cached_file: _Optional[int] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("request_id", "attempt", "logprobs")

@@ -78,6 +78,7 @@ class RouterMetrics:
             prompt_tokens=tokens["prompt"],
             cached_tokens=value_of(self._cached.every),
             cached_host_tokens=value_of(self._cached.host),
+            cached_file_tokens=value_of(self._cached.file),
             output_tokens=tokens["output"],
             outcomes=by_label(self._requests, "outcome"),
             latencies={
@@ -140,6 +141,7 @@ class RouterMetrics:
         output.inc(usage.completion_tokens)
         self._cached.every.inc(usage.cached_tokens)
         self._cached.host.inc(usage.cached_host_tokens)
+        self._cached.file.inc(usage.cached_file_tokens)
 
 
 def _ttft_parts(t: Timings) -> tuple[int, ...]:
@@ -161,6 +163,10 @@ class CachedTokens:
         self.host = make.counter(
             "cached_host_tokens",
             "Prompt tokens of finished requests that came back from the host's tier of a worker.",
+        )
+        self.file = make.counter(
+            "cached_file_tokens",
+            "Prompt tokens of finished requests whose state a worker has read from files.",
         )
 
 

@@ -100,7 +100,7 @@ class FakeBackend:
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         finished = Finished(
             End(reason, stop_string=text.match.stop if text.match else "", cut_chars=cut),
-            usage=Usage(len(request.prompt_ids), len(ids), 1, self.cached_host, self.drafts),
+            usage=Usage(len(request.prompt_ids), len(ids), 1, self.cached_host, drafts=self.drafts),
             timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
             synthetic_acceptance=self.synthetic,
         )

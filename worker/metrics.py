@@ -96,6 +96,7 @@ class WorkerMetrics:
             prompt_tokens=counters.prompt_tokens + counters.adopted_tokens,
             cached_tokens=counters.state_hit_tokens + counters.transfer_hit_tokens,
             cached_host_tokens=counters.host_hit_tokens,
+            cached_file_tokens=counters.file_hit_tokens,
             output_tokens=by_label(self._tokens, "kind")["output"],
             outcomes=by_label(self._requests, "outcome"),
             latencies={latency: only(histogram) for latency, histogram in latencies.items()},

@@ -65,6 +65,8 @@ def _computed(computed: JsonObject) -> Iterator[str]:
         had = f"had the state after {state} tokens" if state else "had no state of it"
         if host := computed.get("host_tokens"):
             had += f" ({host} of them from its host's memory)"
+        if file := computed.get("file_tokens"):
+            had += f" ({file} of them from files)"
         more = kv - state
         again = f", and the KV of {more} more: no use without a state there" if more > 0 else ""
         yield f"prompt    {by} {had}{again}; it computed {computed['computed_tokens']} tokens"

@@ -18,6 +18,7 @@ class Scheduled:
     will_park: bool = False  # a hold request: the KV of the cached tokens may be read now
     cached_kv: int = 0  # prompt tokens whose KV was cached, with or without their state
     cached_host: int = 0  # of the cached tokens, those that the host's tier has spared
+    cached_file: int = 0  # of the cached tokens, those that came from files
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ class Request:
         "admissions",
         "announced",
         "branch",
+        "cached_file",
         "cached_host",
         "cached_kv",
         "cached_tokens",
@@ -206,6 +207,7 @@ class Request:
         self.branch: int | None = None  # a depth where others went another way, worth a snapshot
         self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
         self.cached_host = 0  # of those, the ones that the host's tier has spared
+        self.cached_file = 0  # of the cached ones, those that came from files
         self.cached_kv = 0  # tokens whose KV was cached then, with or without their state
         # Of its next admission; None: nobody has looked, as where there is no other memory.
         self.promotion: Promotion | None = None

@@ -63,7 +63,7 @@ class RequestMemory:
             self.pools.backup.hit(match.node)
         if not request.admissions:
             request.cached_tokens, request.cached_kv = request.lengths.computed, match.kv_depth
-            request.cached_host = host + file
+            request.cached_host, request.cached_file = host, file
         request.admissions += 1
 
     def count_guess(self, seconds: float) -> None:

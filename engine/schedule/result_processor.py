@@ -209,6 +209,7 @@ class ResultProcessor:
                 len(request.output),
                 request.cached_tokens,
                 request.cached_host,
+                request.cached_file,
                 request.drafted.usage(),
             ),
             error=error,

@@ -364,5 +364,13 @@ def _awaits_copy(request: Request, pools: CachedPools) -> bool:
 
 def _announce(request: Request, outbox: list[Event]) -> None:
     request.announced = True
-    cached = request.cached_tokens, request.spec.hold, request.cached_kv, request.cached_host
-    outbox.append(Scheduled(request.request_id, *cached))
+    outbox.append(
+        Scheduled(
+            request.request_id,
+            request.cached_tokens,
+            request.spec.hold,
+            request.cached_kv,
+            request.cached_host,
+            request.cached_file,
+        )
+    )

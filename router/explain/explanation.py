@@ -56,6 +56,7 @@ def _computed(history: RequestHistory) -> JsonObject:
         "cached_state_tokens": source.state_tokens,
         "cached_kv_tokens": source.kv_tokens,
         "host_tokens": source.host_tokens,
+        "file_tokens": source.file_tokens,
         "computed_tokens": tokens - source.state_tokens,
         "rank_kv_tokens": None if here else source.rank_kv_tokens,
         "sent_kv_tokens": 0 if here else tokens - source.rank_kv_tokens,

@@ -44,6 +44,7 @@ class ServedWork:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of them
     cached_host_tokens: int = 0  # of those, the ones that hosts' tiers have spared
+    cached_file_tokens: int = 0  # of the cached ones, those that came from files
     output_tokens: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)  # finish reason or error code
     latencies: Mapping[Latency, Metric] = field(default_factory=dict)  # one histogram each

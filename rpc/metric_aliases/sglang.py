@@ -11,9 +11,9 @@ def _cache_config(figures: Figures) -> Samples:
 
 def _cached(figures: Figures) -> Samples:
     served = figures.served
-    host = served.cached_host_tokens
-    device = served.cached_tokens - host
-    return [({"cache_source": "device"}, device), ({"cache_source": "host"}, host)]
+    host, file = served.cached_host_tokens, served.cached_file_tokens
+    found = {"device": served.cached_tokens - host - file, "host": host, "file": file}
+    return [({"cache_source": source}, tokens) for source, tokens in found.items()]
 
 
 SGLANG = (

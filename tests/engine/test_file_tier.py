@@ -22,6 +22,7 @@ from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.layout.owners import Owner
 from baton.engine.layout.token_key import token_key
 from baton.engine.memory.host_bytes import HostBytes
+from baton.engine.request.events import Scheduled
 from baton.engine.request.request import RequestSpec
 from baton.engine.tiers import file_folder, prefix_file
 from baton.engine.tiers.file_names import FileNames
@@ -116,6 +117,21 @@ def test_what_memory_has_of_a_prefix_is_not_read(
         assert ask(engine, prompt) == 96
     assert len(read) == 1 + 48 // PAGE, "the state, and the last pages"
     assert engine.counters.file_hit_tokens == (96 if here == "pages" else 48)
+    engine.close()
+
+
+def test_a_request_is_told_how_much_files_spared_it(seeded: random.Random, tmp_path: Path) -> None:
+    prompt = random_prompt(seeded, 50, 54)
+    left(tmp_path, prompt)
+    engine = filed(tmp_path)
+    for name, file in (("file", 48), ("device", 0)):
+        engine.submit(RequestSpec(name, prompt, greedy(4)))
+        events = run(engine)
+        (scheduled,) = [event for event in events if isinstance(event, Scheduled)]
+        assert (scheduled.cached_tokens, scheduled.cached_host) == (48, 0)
+        usage = finish_of(events, name).usage
+        assert (usage.cached_tokens, usage.cached_host_tokens) == (48, 0)
+        assert scheduled.cached_file == usage.cached_file_tokens == file
     engine.close()
 
 

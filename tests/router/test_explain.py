@@ -180,7 +180,8 @@ async def test_what_was_cached_what_was_lost_and_what_it_cost(
     assert found["timings"] == reply["timings"] and found["client_id"] == "me"
     assert found["computed"] == {
         "attempt": 1, "by": "p1", "cached_state_tokens": 16, "cached_kv_tokens": 32,
-        "host_tokens": 8, "computed_tokens": 24, "rank_kv_tokens": 8, "sent_kv_tokens": 32,
+        "host_tokens": 8, "file_tokens": 0, "computed_tokens": 24, "rank_kv_tokens": 8,
+        "sent_kv_tokens": 32,
         "fetch": {"from": "d0", "tokens": 16, "outcome": "fetched", "ms": 2.5},
         "failed": ["p0 was lost"],
     }  # fmt: skip

@@ -154,7 +154,7 @@ drafts = st.just(NO_DRAFTS) | st.builds(DraftUsage, st.integers(1, 2**31 - 1), b
     reason=st.sampled_from(FinishReason),
     stop_id=st.none() | counts,
     cut=counts,
-    usage=st.builds(Usage, counts, counts, counts, counts, drafts),
+    usage=st.builds(Usage, counts, counts, counts, counts, counts, drafts),
     timings=st.builds(Timings, **{field.name: micros for field in fields(Timings)}),
 )
 def test_a_finish_survives_the_wire(
