@@ -59,7 +59,7 @@ class PathMessage:
 
     @property
     def path(self) -> Tensor:
-        """What `of` was given."""
+        """The paths that `of` was given."""
         return torch.frombuffer(bytearray(self.numbers), dtype=torch.int64).view(self.rows, -1)
 
 
