@@ -111,7 +111,8 @@ real: .cache/real/model/config.json
 # Needs PyPI, npm, Debian's packages and root. Not a part of CI.
 operate: operate-chart operate-tools operate-image
 
-# The chart as helm renders it: against schemas, and its commands run as pods in network namespaces, about ten minutes.
+# The chart as helm renders it, and the example for KubeRay: against schemas, and their commands run as pods in network
+# namespaces, about fifteen minutes on idle cores.
 # CRDs that lie in .tools/operate/crds are taken in place of the schemas of tests/operate/custom_kinds.py.
 operate-chart: .tools/operate/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m operate tests/operate
