@@ -117,3 +117,15 @@ async def test_an_outbox_keeps_its_order() -> None:
             await asyncio.sleep(0)
     assert written == list(range(5))
     draining.cancel()
+
+
+async def test_a_message_wakes_the_task_that_waits_for_one() -> None:
+    outbox, written = Outbox[int](), asyncio.Queue[int]()
+    draining = asyncio.ensure_future(outbox.drain(written.put))
+    async with asyncio.timeout(DEADLINE_S):
+        for number in range(3):
+            for _ in range(3):  # until it waits
+                await asyncio.sleep(0)
+            outbox.put(number)
+            assert await written.get() == number
+    draining.cancel()
