@@ -80,13 +80,19 @@ inline PairScales step_scales(Vec s, Bf16) {
           __builtin_shufflevector(s, s, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15)};
 }
 
+#ifdef BATON_DOT_BF16
+template <class N>
+inline PairVec expanded_step(const N* from, const PairScales& scale) {
+  Vec low, high;
+  small_numbers(from, low, high);
+  return _mm512_cvtne2ps_pbh((__m512)(high * scale.high), (__m512)(low * scale.low));
+}
+#endif
+
 template <class N>
 inline void expand_step(const N* from, const PairScales& scale, Bf16* to) {
 #ifdef BATON_DOT_BF16
-  Vec low, high;
-  small_numbers(from, low, high);
-  const __m512bh pairs =
-      _mm512_cvtne2ps_pbh((__m512)(high * scale.high), (__m512)(low * scale.low));
+  const PairVec pairs = expanded_step(from, scale);
   memcpy(to, &pairs, sizeof pairs);
 #else
   store(to, small_numbers(from) * scale.low);
@@ -165,11 +171,46 @@ const T* expanded_panels(const PackedFp8& a, int64_t first, int64_t end) {
   return memory - first * size;
 }
 
+#ifdef BATON_DOT_BF16
+// One row of activations times one panel, whose numbers are expanded in registers: memory between
+// would cost as much as the rest. The sums are those of `panel_block`.
+template <class N>
+void multiply_row(const PackedFp8& a, const Bf16* x, int64_t panel) {
+  constexpr int64_t DEPTH = depth(Bf16{});
+  const Fp8Panels<Bf16, N> panels{a};
+  const N* from = static_cast<const N*>(a.weight) + panel * panels.steps * LANES * DEPTH;
+  const float* scales = a.scale + panel * panels.groups * LANES;
+  Vec total{};
+  for (int64_t k = 0, end = 0; k < panels.steps; scales += LANES) {
+    const auto scale = step_scales(load(scales) * bias_of(N{}), Bf16{});
+    end += a.group / DEPTH;
+    if (end > panels.steps) end = panels.steps;
+    for (; k < end; k++, from += LANES * DEPTH) {
+      __builtin_prefetch(from + panels.FETCHED);
+      add_products(total, expanded_step(from, scale), splat_step(x + DEPTH * k));
+    }
+  }
+  const int64_t first = panel * LANES;
+  const int64_t count = a.outputs - first < LANES ? a.outputs - first : LANES;
+  const Vec bias = a.bias ? load_run(a.bias + first, count) : Vec{};
+  store_run(a.y + first, total + bias, count);
+}
+#endif
+
 template <class T, class N, class F>
 void multiply_expanded(const PackedFp8& a, PackedLinear plain, Team& team, int64_t x_stride,
                        F activations) {
   const Pieces pieces(plain);
   team.each(pieces.count(), [&](int64_t piece) {
+#ifdef BATON_DOT_BF16
+    if constexpr (std::is_same_v<T, Bf16>) {
+      if (a.rows == 1) {
+        const Bf16* x = activations();
+        for (int64_t p = pieces.first(piece); p < pieces.end(piece); p++) multiply_row<N>(a, x, p);
+        return;
+      }
+    }
+#endif
     PackedLinear own = plain;
     own.weight = expanded_panels<T, N>(a, pieces.first(piece), pieces.end(piece));
     multiply_piece<T>(own, pieces, piece, activations(), x_stride);
