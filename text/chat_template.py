@@ -69,6 +69,7 @@ class ChatTemplate:
         self._templates = {name: _Compiled(text, fixed, now) for name, text in chosen.items()}
         self.tools = self._tool_format()
         """The form of calls in answers; None: they are not read."""
+        self._spelled = self.tools if self.tools is not None and can_spell(self.tools) else None
 
     @classmethod
     def from_folder(
@@ -111,8 +112,8 @@ class ChatTemplate:
         """
         template = self._chosen(tools is not None)
         given = _with_mark(messages) if continue_final_message else messages
-        if self.tools is not None and can_spell(self.tools):
-            given = with_spelled_tools(given, tools, template.traits, self.tools)
+        if self._spelled is not None:
+            given = with_spelled_tools(given, tools, template.traits, self._spelled)
         names = {
             **(variables or {}),
             "messages": template_messages(given, template.traits),

@@ -28,7 +28,15 @@ def with_spelled_tools(
 
     form: of the calls, one that can be spelled.
     """
-    spelled = [_spelled(message, traits, form) for message in messages]
+    spelled = []
+    for message in messages:
+        if message.calls and not traits.calls:
+            parts = (*message.parts, _written(message.calls, form))
+            message = replace(message, parts=parts, calls=())
+        elif message.role == "tool" and not traits.results:
+            result = "\n".join(message.parts)
+            message = Message("user", (f"<tool_response>\n{result}\n</tool_response>",))
+        spelled.append(message)
     if not tools or traits.tools:
         return spelled
     offer = _offer(tools, form)
@@ -36,15 +44,6 @@ def with_spelled_tools(
         first = spelled[0]
         return [replace(first, parts=(*first.parts, offer)), *spelled[1:]]
     return [Message("system", (offer,)), *spelled]
-
-
-def _spelled(message: Message, traits: TemplateTraits, form: ToolFormat) -> Message:
-    if message.calls and not traits.calls:
-        return replace(message, parts=(*message.parts, _written(message.calls, form)), calls=())
-    if message.role == "tool" and not traits.results:
-        result = "\n".join(message.parts)
-        return Message("user", (f"<tool_response>\n{result}\n</tool_response>",))
-    return message
 
 
 def _written(calls: Sequence[PastCall], form: ToolFormat) -> str:

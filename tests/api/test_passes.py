@@ -118,7 +118,7 @@ async def frames(app: ASGIApp, path: str, body: dict[str, Any]) -> int:
 REQUESTS = [
     ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 1}}, 148),
     ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, 197),
-    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 279),
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, 280),
 ]
 
 
