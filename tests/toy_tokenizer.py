@@ -8,7 +8,8 @@ from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 
 CORPUS = ["hello hello world, the baton passes on", "STOP the world", "naïve café €5 日本語 😀 end"]
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<s>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]

@@ -152,7 +152,7 @@ async def test_earlier_turns_and_results_of_tools_reach_the_template(
         )  # fmt: skip
     prompt = backend.tokenizer.decode(backend.seen[0].prompt_ids)
     assert prompt.startswith(
-        "[add]system:Be\n kind.;user:hello;assistant:I add.<tool_call>9</tool_call>;tool:16;"
+        "[add]system:Be\n kind.;user:hello;assistant:I add.<tool_call>a=9</tool_call>;tool:16;"
         "user:And?;"
     )
 

@@ -149,8 +149,8 @@ async def test_earlier_turns_come_back_as_items(backend: FakeBackend, serve: Ser
         )
     prompt = backend.tokenizer.decode(backend.seen[0].prompt_ids)
     assert prompt.startswith(
-        "[add]system:Be kind.;system:Be brief.;user:hello;assistant:I add.<tool_call>9</tool_call>;"
-        "tool:16;"
+        "[add]system:Be kind.;system:Be brief.;user:hello;assistant:I add."
+        "<tool_call>a=9</tool_call>;tool:16;"
     )
 
 

@@ -39,7 +39,7 @@ PLUM, CHERRY = Turn("assistant", ["A plum is."]), Turn("assistant", ["A cherry i
 # Nine letters or digits: Mistral's templates refuse other names of calls.
 READ = ("read00001", "read", {"zone": "orchard", "about": "naïve 日本"})
 EDIT = ("edit00002", "edit", {"deep": {"list": [1, "two"], "no": False}, "sure": True, "n": 7})
-BARE: tuple[str, str, dict[str, Any]] = ("read00003", "read", {})
+BARE: tuple[str, str, dict[str, Any]] = ("peek00003", "peek", {})
 FOUND = Turn("tool", ["Plums hang there."], of_call=READ[0])
 DONE = Turn("tool", ["Mended it."], of_call=EDIT[0])
 READS, EDITS = Turn("assistant", calls=[READ]), Turn("assistant", calls=[EDIT])
