@@ -91,7 +91,9 @@ def wrong_values(option: click.Option) -> list[str]:
     if isinstance(kind, TokensOrWord):
         return ["nonsense", "", "-1", "0", "1.5"]
     if isinstance(kind, click.Path):
-        return ["/nowhere/at/all"] if kind.exists else ["/etc/passwd"]  # a file, for a folder
+        if kind.exists:
+            return ["/nowhere/at/all"]
+        return ["/etc"] if kind.file_okay else ["/etc/passwd"]  # a folder, for a file; or that
     return []
 
 

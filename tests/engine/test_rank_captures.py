@@ -40,7 +40,7 @@ def test_followers_capture_what_the_leader_does(most: int, monkeypatch: pytest.M
     leader.capture(unused, unused, torch.zeros(1, 1), windows((), most))
     monkeypatch.setattr(follower, "mapped_pools", lambda *_: (None, None))
     monkeypatch.setattr(follower, "kept_inputs", lambda *_: ())
-    sizes: Any = SimpleNamespace(table_rows=1, table_width=1, kept_tokens=0)
+    sizes: Any = SimpleNamespace(table_rows=1, table_width=1, kept_tokens=0, trees=False)
     messages = iter(sent)
 
     def recv() -> Any:
