@@ -15,7 +15,10 @@ from baton.deploy.commands.serve import serve
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "monitoring"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()
-KEYS = {"image", "build", "ports", "volumes", "environment", "shm_size"}
+KEYS = {
+    "image", "build", "ports", "volumes", "environment", "shm_size", "healthcheck",
+    "stop_grace_period",
+}  # fmt: skip
 """The keys of a service that this file uses, all from the Compose specification."""
 
 

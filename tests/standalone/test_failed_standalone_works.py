@@ -60,7 +60,8 @@ async def test_a_worker_ends_that_has_lost_what_it_cannot_do_without(
 ) -> None:
     async with alone(tiny) as (worker, client):
         assert await health(client) == {SERVING}
-        body = {"input_ids": prompt(rng, 20), "sampling_params": {"max_new_tokens": 4000}}
+        sampling = {"max_new_tokens": 4000, "ignore_eos": True}
+        body = {"input_ids": prompt(rng, 20), "sampling_params": sampling}
         running = asyncio.create_task(client.http.post("/generate", json=body))
         await client.running(1)
 
