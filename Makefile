@@ -27,7 +27,9 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/baton serve $(if $(MODEL),--model $(MODEL)) --prefill 1 --decode 2
 
-# Tests of clusters run one at a time, after all others.
+# Tests of clusters run one at a time, after all others. `make test SEED=` draws fresh inputs.
+SEED ?= 1
+test: export BATON_TEST_SEED = $(SEED)
 test: check tools
 	$(PYTEST) --durations=30 -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "not cluster and not chaos and not operate"

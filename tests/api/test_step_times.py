@@ -9,7 +9,7 @@ from baton.api.admission.step_times import MOST_ROWS, DecodeStepTimes, StepClock
 
 def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> DecodeStepTimes:
     """Return what is learned of steps that take own + each * rows seconds."""
-    times, rng = DecodeStepTimes(), random.Random()
+    times, rng = DecodeStepTimes(), random.Random(random.randrange(1 << 32))
     times.shared = True
     for _ in range(400):
         rows = rng.choice(sizes)

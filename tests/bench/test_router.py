@@ -35,14 +35,14 @@ def test_canned_http_workers_answer_each_body_and_stream_tokens() -> None:
         for url in workers.first:
             replies = post_all(f"{url}/generate", bodies, connections=3)
             assert len(replies.latencies_s) == 7 and 0 < replies.ms(0.5) <= replies.ms(1.0)
-        answers = bench._streams(workers.first[0], random.Random())
+        answers = bench._streams(workers.first[0], random.Random(random.randrange(1 << 32)))
         assert [len(each.token_ids) for each in answers] == [bench.STREAM_TOKENS] * bench.STREAMS
     with pytest.raises(RequestFailed, match="127"):
         post_all(f"{workers.first[0]}/generate", bodies, connections=1)
 
 
 def test_our_router_and_its_rank_are_measured_with_and_without_it() -> None:
-    rng = random.Random()
+    rng = random.Random(random.randrange(1 << 32))
     with bench._our_router(rng) as sides:
         assert len(sides.direct.ask(generate_bodies(5, rng)).latencies_s) == 5
         measured = bench._Shape(requests=10, connections=2).measured(sides, rng)
@@ -81,7 +81,7 @@ def test_a_python_without_the_peer_is_named_with_the_reason() -> None:
 
 
 def test_decisions_are_measured_with_every_report_applied() -> None:
-    placed = Decisions(6, PrefixAware.name, random.Random(), prefixes=600)
+    placed = Decisions(6, PrefixAware.name, random.Random(random.randrange(1 << 32)), prefixes=600)
     measured = placed.measure()
     assert 0 < measured["decision_us_p50"] <= measured["decision_us_p99"]
     assert measured["events_core_pct"] == pytest.approx(measured["event_us"] * 20 * 6 / 1e4)

@@ -17,7 +17,9 @@ def test_bare_engines_write_what_they_are_told_and_are_gone_after(tmp_path: Path
     folder = write_checkpoint(tmp_path / "model", TINY)
     config = EngineConfig(folder, max_running=2, threads=1, memory_bytes=256 << 20)
     shape = Load(2, 2, 5, 4)
-    prompts = [shape.draw(random.Random(), TINY["vocab_size"]) for _ in range(2)]
+    prompts = [
+        shape.draw(random.Random(random.randrange(1 << 32)), TINY["vocab_size"]) for _ in range(2)
+    ]
     before = {child.pid for child in psutil.Process().children()}
     with bare_processes(config, 2) as processes:
         during = {child.pid for child in psutil.Process().children()} - before

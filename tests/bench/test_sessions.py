@@ -31,7 +31,9 @@ def test_two_real_routers_pass_on_every_canned_token_of_three_ranks(tmp_path: Pa
     wanted = [Lengths(5, 7), Lengths(40, 3), Lengths(9, 12), Lengths(1, 2)]
     with (
         cluster_credentials(None) as credentials,
-        rig(model, credentials, 2, 3, random.Random(), lease_ms=60_000) as up,
+        rig(
+            model, credentials, 2, 3, random.Random(random.randrange(1 << 32)), lease_ms=60_000
+        ) as up,
     ):
         for routers in (1, 2):
             with up.ranks(3, 0.005, routers):

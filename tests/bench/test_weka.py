@@ -15,7 +15,7 @@ from baton.router.dump.block_ids import BLOCK
 def test_turns_of_mixed_agents_are_told_apart_by_what_their_prompts_begin_with(
     tmp_path: Path,
 ) -> None:
-    rng = random.Random()
+    rng = random.Random(random.randrange(1 << 32))
     system = [1] * BLOCK
     turns: list[tuple[float, int, list[int]]] = []
     for agent in range(5):

@@ -75,7 +75,7 @@ def drawn(cluster: Cluster, seed: int) -> Case:
 
 
 def fresh_seed() -> int:
-    return random.SystemRandom().randrange(1 << 32)
+    return random.randrange(1 << 32)
 
 
 @CI

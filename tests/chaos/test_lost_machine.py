@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("lost", ["p0", "d0"])
 async def test_the_connections_to_a_lost_machine_are_closed(lost: str) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     async with running_cluster(plan(), linked=True) as cluster:

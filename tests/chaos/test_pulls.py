@@ -82,7 +82,7 @@ async def test_every_fault_during_a_read(pull: Pull, cluster: Cluster) -> None:
 async def test_a_read_that_the_lender_would_have_to_answer_is_not_made() -> None:
     """UCX over TCP makes a read of messages, and aborts a lender that answers them too late. There
     the lender writes the prefix itself, by a fenced channel."""
-    rng = random.Random(random.SystemRandom().randrange(1 << 32))
+    rng = random.Random(random.randrange(1 << 32))
     tcp = plan("nixl", options=DEMAND, env=UCX_TCP)
     async with running_cluster(tcp, linked=False) as cluster:
         reader = cluster[READER]
@@ -105,7 +105,7 @@ async def suffer(cluster: Cluster, pull: Pull) -> None:
             pytest.skip(f"no link to cut: {why}")
         if cluster.needs_no_link:
             pytest.skip("what goes by this machine's memory uses no link")
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     try:
         await run(cluster, pull, random.Random(seed))

@@ -54,7 +54,7 @@ async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> list[Ask
 async def test_a_stopped_writer_keeps_its_tickets_and_is_not_asked_for_more(
     cluster: Cluster,
 ) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for proof in ("resumed", "killed"):
@@ -80,7 +80,7 @@ async def test_a_stopped_writer_keeps_its_tickets_and_is_not_asked_for_more(
 @pytest.mark.skipif(pidns.unavailable() is not None, reason=f"no namespace: {pidns.unavailable()}")
 async def test_a_writer_in_another_pid_namespace_is_kept_out_by_the_teardown() -> None:
     """Nobody here would see its death; but it cannot reach into our memory either."""
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     async with running_cluster(plan("nixl", apart=True), linked=False) as cluster:

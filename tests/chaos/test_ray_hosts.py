@@ -43,7 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     return random.Random(seed)
 

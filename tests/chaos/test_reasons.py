@@ -28,7 +28,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 async def test_a_death_reaches_the_other_side_before_any_lease_ends(
     state: HandoffState, cluster: Cluster
 ) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     ask = Ask.draw(rng, 20)
@@ -54,7 +54,7 @@ async def test_a_death_reaches_the_other_side_before_any_lease_ends(
 async def test_a_payload_that_is_spoilt_reaches_both_sides_with_its_reason(
     cluster: Cluster,
 ) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     await cluster.serve(Ask.draw(rng), "p0", "d0")

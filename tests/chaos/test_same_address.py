@@ -50,7 +50,7 @@ async def test_the_only_worker_of_a_role_is_replaced_at_its_address(
     role: str, tmp_path: Path
 ) -> None:
     tiny = write_checkpoint(tmp_path / "tiny", TINY)
-    asked = await questions(tiny, random.Random(), STREAMS, NEW)
+    asked = await questions(tiny, random.Random(random.randrange(1 << 32)), STREAMS, NEW)
     authority = certificates(tmp_path / "ca")
     internal = f"{HOST}:{free_port()}"
 

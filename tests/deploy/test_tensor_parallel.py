@@ -61,7 +61,7 @@ class Served:
     """A cluster under load, whose ranks a test takes away."""
 
     def __init__(self, cluster: Cluster, engine: EngineConfig, oracle: Oracle) -> None:
-        seed = random.SystemRandom().randrange(1 << 32)
+        seed = random.randrange(1 << 32)
         print(f"seed {seed}")
         self.rng = random.Random(seed)
         self.cluster = cluster

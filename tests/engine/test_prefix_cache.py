@@ -311,7 +311,7 @@ TestCacheAgainstDictionary.settings = settings(
 
 
 def test_long_conversations_share_their_prefixes() -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     cache, pages, _ = new_cache()

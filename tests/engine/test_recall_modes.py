@@ -32,7 +32,7 @@ def course(request: pytest.FixtureRequest) -> Course:
 
 @pytest.fixture(scope="module")
 def questions(request: pytest.FixtureRequest, course: Course) -> list[Question]:
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     tasks = course.learnt

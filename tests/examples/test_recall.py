@@ -16,7 +16,7 @@ from recall.language import VOCABULARY
 from recall.network import Network
 from recall.train import Course, TrainingRun
 
-SEED = random.SystemRandom().randrange(2**31)
+SEED = random.randrange(2**31)
 MOST_BYTES = {"recall": 12_000_000, "state_recall": 1_000_000}  # of a model's folder
 each_course = pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 

@@ -18,7 +18,7 @@ RANKS, AT_ONCE, REQUESTS = 4, 12, 80
 async def test_ranks_share_requests_that_take_unequally_long(tmp_path: Path, policy: str) -> None:
     """round_robin gives each rank the same number of requests; least_load keeps the number that
     each has at a time the same, whichever requests end first."""
-    rng = random.Random()
+    rng = random.Random(random.randrange(1 << 32))
     ranks = [FakeRank(f"d{number}") for number in range(RANKS)]
     for rank in ranks:
         rank.max_running = AT_ONCE  # one that is full would be passed over

@@ -55,7 +55,7 @@ async def served(folder: Path, dump: DumpOptions, *bodies: dict[str, Any]) -> No
 async def test_a_redacted_dump_has_lengths_and_shared_beginnings_but_no_word(
     tmp_path: Path,
 ) -> None:
-    rng = random.Random()
+    rng = random.Random(random.randrange(1 << 32))
     ids = random_ids(rng, 3 * BLOCK)
     told: dict[str, Any] = {"temperature": 0.5, "max_tokens": 9, "priority": 3, "user": SECRET,
                             "metadata": {"a": SECRET}, "stop": [SECRET], "seed": 4242424242,
@@ -87,7 +87,7 @@ async def test_a_redacted_dump_has_lengths_and_shared_beginnings_but_no_word(
 
 
 async def test_prompts_are_recorded_where_the_operator_asks(tmp_path: Path) -> None:
-    ids = random_ids(random.Random(), 10)
+    ids = random_ids(random.Random(random.randrange(1 << 32)), 10)
     folder = tmp_path / "dump"
     body = {"prompt": ids, "stop": ["x"], "seed": 5, "regex": "a+", "routed_dp_rank": 0,
             "user": "ada", "metadata": {"job": "7"}}  # fmt: skip
