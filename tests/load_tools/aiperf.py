@@ -38,7 +38,8 @@ def _replayed(server: Server, load: Load, home: Path) -> list[str]:
     return [
         *_common(server, home), "--endpoint-type", "chat", "--custom-dataset-type", "weka_trace",
         "--input-file", str(traces), "--extra-inputs", "ignore_eos:true",
-        "--request-rate", str(load.rate), "--ignore-trace-delays",
+        "--request-rate", str(load.rate), "--request-count", str(load.requests),
+        "--ignore-trace-delays",
     ]  # fmt: skip
 
 
