@@ -14,10 +14,10 @@ from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
 from baton.deploy.messages.json_object import JsonObject
 from baton.deploy.process.gpu_driver import LEAST_CAPABILITY, has_driver
+from baton.kernels.native.build import COMPILER
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-COMPILER = "g++"
 _NAMED_PAIRS = 3
 LEAST_MEMORY = 2 << 30
 """Bytes: torch, Ray and a tiny model in four processes take as much."""

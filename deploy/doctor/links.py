@@ -5,16 +5,15 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from baton.core.errors import ConfigError
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.doctor.packages import installed
 from baton.deploy.doctor.probe import run_probe
 from baton.deploy.errors import ProbeError
-from baton.transfer.channels.nixl.ucx import (
-    AGENT_BYTES,
-    SHARED_MEMORY,
-    leaves_gpus_out,
-    network_alone,
-)
+from baton.transfer.channels.nixl import ucx
+from baton.transfer.channels.nixl.ucx import SHARED_MEMORY
+from baton.transfer.channels.trusted_network import LOCAL
+from baton.transfer.errors import ChannelError
 
 LEAST_AGENTS = 4
 """Ends of streams between one prefill and two decode workers."""
@@ -51,20 +50,20 @@ def check_nixl() -> Finding:
 
 
 def check_shared_memory(folder: str = SHARED_MEMORY) -> Finding:
-    """Check that the machine's shared memory has room for NIXL's agents."""
-    found = os.statvfs(folder) if os.path.isdir(folder) else None
-    free = found.f_bavail * found.f_frsize if found else 0
-    agents = free // AGENT_BYTES
-    told = f"{folder} has {free >> 20} MiB free, room for {agents} NIXL agents"
-    if agents >= LEAST_AGENTS:
-        return ok("shared memory", told)
-    return Finding(
-        "shared memory", Level.PROBLEM, told,
-        "each stream between two workers has an agent at either end; `baton serve` refuses to "
-        "start more of them than fit",
-        f"make it larger (mount -o remount,size=1g {folder}; --shm-size of a container), set "
-        f"{network_alone()}, or use --channel grpc",
-    )  # fmt: skip
+    """Check as a start does that the machine's shared memory has room for NIXL's agents."""
+    free = ucx.free_shared_memory(folder)
+    told = f"{folder} has {free >> 20} MiB free, room for {free // ucx.AGENT_BYTES} NIXL agents"
+    try:
+        ucx.check_shared_memory(LEAST_AGENTS, folder)
+    except ChannelError:
+        return Finding(
+            "shared memory", Level.PROBLEM, told,
+            "each stream between two workers has an agent at either end; --channel auto falls back "
+            "to gRPC where they do not fit, and --channel nixl does not start",
+            f"make it larger (mount -o remount,size=1g {folder}; --shm-size of a container), set "
+            f"{ucx.network_alone()}, or use --channel grpc",
+        )  # fmt: skip
+    return ok("shared memory", told)
 
 
 def check_rdma(folder: Path = RDMA) -> Finding:
@@ -96,13 +95,16 @@ def check_ucx(environment: Mapping[str, str] = os.environ) -> Finding:
     """Tell which settings of UCX the environment has, since they change what NIXL may use."""
     names: Sequence[str] = sorted(n for n in environment if n.startswith("UCX_"))
     told = ", ".join(f"{name}={environment[name]}" for name in names)
-    if "UCX_NET_DEVICES" in names:
+    try:
+        ucx.check_settings(LOCAL.devices, environment)
+    except ConfigError:
         return Finding(
             "UCX", Level.WARNING, told,
-            "a worker whose interfaces differ from UCX_NET_DEVICES refuses to start NIXL",
+            "a worker whose interfaces differ from UCX_NET_DEVICES refuses to start NIXL; on this "
+            "machine alone, that is lo",
             "unset it, and name interfaces with --nixl-interface",
         )  # fmt: skip
-    if leaves_gpus_out(environment):
+    if ucx.leaves_gpus_out(environment):
         return Finding(
             "UCX", Level.PROBLEM, told,
             "NIXL does not start beside a GPU without a transport that copies from it; --channel "

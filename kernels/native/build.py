@@ -14,6 +14,7 @@ from pathlib import Path
 
 from baton.core.errors import BatonError
 
+COMPILER = "g++"
 SOURCE = Path(__file__).with_name("kernels.cpp")  # includes every header beside it
 # No -ffast-math: its start-up code, linked into a shared library, makes the whole thread flush
 # denormals; and a sum's order must not depend on what else the compiler sees.
@@ -28,7 +29,7 @@ class BuildError(BatonError):
     """The failure to build the library; the message says why and what to do."""
 
 
-def build(cache: Path | None = None, compiler: str = "g++") -> Path:
+def build(cache: Path | None = None, compiler: str = COMPILER) -> Path:
     """Return the compiled library, built if no process has built it yet. Raises BuildError."""
     found = shutil.which(compiler)
     if found is None:

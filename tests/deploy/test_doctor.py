@@ -28,7 +28,12 @@ from baton.deploy.doctor.compute import (
 from baton.deploy.doctor.finding import Finding, Level
 from baton.deploy.doctor.first_answer import check_answers
 from baton.deploy.doctor.host import check_clock, check_folder
-from baton.deploy.doctor.links import check_rdma, check_ucx
+from baton.deploy.doctor.links import (
+    LEAST_AGENTS,
+    check_rdma,
+    check_shared_memory,
+    check_ucx,
+)
 from baton.deploy.doctor.made_up_models import KINDS
 from baton.deploy.doctor.packages import check_package
 from baton.deploy.doctor.probe import run_probe
@@ -281,7 +286,20 @@ def test_settings_of_the_system(tmp_path: Path) -> None:
     assert memory_finding(1 << 30).level is Level.WARNING
     assert check_clock(now=0.0).level is Level.PROBLEM
     assert check_ucx({"UCX_NET_DEVICES": "eth0"}).level is Level.WARNING
+    assert check_ucx({"UCX_NET_DEVICES": "lo"}).level is Level.NOTE, "a start takes it too"
     assert check_ucx({"UCX_TLS": "tcp"}).found == "UCX_TLS=tcp"
+
+
+def test_shared_memory_is_a_problem_where_a_start_would_refuse_nixl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    monkeypatch.setattr(ucx, "free_shared_memory", lambda folder: LEAST_AGENTS * ucx.AGENT_BYTES)
+    assert check_shared_memory().level is Level.OK
+    monkeypatch.setattr(ucx, "free_shared_memory", lambda folder: ucx.AGENT_BYTES)
+    assert check_shared_memory().level is Level.PROBLEM
+    monkeypatch.setenv("UCX_TLS", "tcp")  # it maps nothing
+    assert check_shared_memory().level is Level.OK
 
 
 def test_a_setting_that_stops_nixl_beside_a_gpu_is_a_problem(

@@ -32,9 +32,9 @@ def confine(devices: Sequence[str]) -> None:
     os.environ.setdefault(_DEVICES, ",".join(devices))
 
 
-def check_settings(devices: Sequence[str]) -> None:
+def check_settings(devices: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError where the environment names other devices than `devices`."""
-    named = os.environ.get(_DEVICES)
+    named = environment.get(_DEVICES)
     if named is not None and set(named.replace(" ", "").split(",")) != set(devices):
         raise ConfigError(
             f"{_DEVICES} is {named}, but NIXL may listen on {', '.join(devices)} alone: it asks "
@@ -51,6 +51,12 @@ def network_alone() -> str:
     return "UCX_TLS=tcp,cuda_copy" if DRIVER.exists() else "UCX_TLS=tcp"
 
 
+def free_shared_memory(folder: str = SHARED_MEMORY) -> int:
+    """Return the bytes of shared memory that this machine has left."""
+    found = os.statvfs(folder) if os.path.isdir(folder) else None
+    return found.f_bavail * found.f_frsize if found else 0
+
+
 def check_shared_memory(agents: int = 1, folder: str = SHARED_MEMORY) -> None:
     """Raise ChannelError where `folder` has no room for as many new agents.
 
@@ -58,8 +64,7 @@ def check_shared_memory(agents: int = 1, folder: str = SHARED_MEMORY) -> None:
     """
     if not maps_peers():
         return
-    found = os.statvfs(folder) if os.path.isdir(folder) else None
-    free = found.f_bavail * found.f_frsize if found else 0
+    free = free_shared_memory(folder)
     needed = agents * AGENT_BYTES
     if free < needed:
         raise ChannelError(
