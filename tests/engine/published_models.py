@@ -1,9 +1,18 @@
 """Sizes of published models, by name, as their config.json gives them; of all positions those that
 the tests use."""
 
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from baton.bench.gpu.models import GRANITE_SMALL, KIMI_LINEAR, NEMOTRON_9B, QWEN3_NEXT
+from baton.engine.assembly.loader import divided_model
+from baton.engine.models.family_table import read_config
+from baton.engine.settings.config import ModelConfig
 
 FALCON_34B: dict[str, Any] = {
     "model_type": "falcon_h1",
@@ -132,3 +141,17 @@ SOURCES = {
 }
 """The published page of each. On 26 November 2026 the numbers here were compared with those that
 others quote of these pages: layers and their kinds, heads, widths, experts."""
+
+
+@cache
+def divided(name: str, ranks: int) -> tuple[ModelConfig, int]:
+    """Return what one of so many ranks runs of a model, and the bytes of its weights in bfloat16.
+
+    Composing a model of hundreds of layers takes long, so it is done once. Raises ConfigError.
+    """
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, name)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+        part = divided_model(read_config(folder, torch.bfloat16, torch.float32), ranks)
+    return part.config, part.weight_bytes

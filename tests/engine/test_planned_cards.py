@@ -1,15 +1,12 @@
 """The memory plan of published models on cards of 80 and 141 GB, with all options left out."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from engine.published_models import PUBLISHED, SOURCES
+from engine.published_models import PUBLISHED, SOURCES, divided
 
 from baton.core.errors import ConfigError
-from baton.engine.assembly.loader import divided_model
-from baton.engine.models.family_table import read_config
 from baton.engine.settings.choices import GPU_MAX_RUNNING
 from baton.engine.settings.config import EngineConfig
 from baton.engine.sizing.plan import MemoryPlan
@@ -62,13 +59,10 @@ TABLE: dict[str, dict[int, dict[int, tuple[int, int, int] | str]]] = {
 }
 
 
-def planned(name: str, folder: Path, card: int, ranks: int) -> MemoryPlan:
+def planned(name: str, card: int, ranks: int) -> MemoryPlan:
     """Plan as a start with --device cuda --tp RANKS does. Raises ConfigError."""
-    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
-    config = EngineConfig(folder, dtype=torch.bfloat16, device="cuda", tp=ranks)
-    model = read_config(folder, config.dtype, config.ssm_dtype)
-    part = divided_model(model, ranks)
-    return MemoryPlan(config, part.config, part.weight_bytes, card - CONTEXT, card)
+    config = EngineConfig(Path(name), dtype=torch.bfloat16, device="cuda", tp=ranks)
+    return MemoryPlan(config, *divided(name, ranks), card - CONTEXT, card)
 
 
 def test_there_are_nine() -> None:
@@ -78,15 +72,13 @@ def test_there_are_nine() -> None:
 
 @pytest.mark.parametrize("card", [80, 141])
 @pytest.mark.parametrize("name", TABLE)
-def test_a_card_is_used_or_the_refusal_says_what_would_help(
-    name: str, card: int, tmp_path: Path
-) -> None:
+def test_a_card_is_used_or_the_refusal_says_what_would_help(name: str, card: int) -> None:
     for ranks, expected in TABLE[name][card].items():
         if isinstance(expected, str):
             with pytest.raises(ConfigError, match=f"not even one .* would help: {expected}, on as"):
-                planned(name, tmp_path, card * GB, ranks)
+                planned(name, card * GB, ranks)
             continue
-        made = planned(name, tmp_path, card * GB, ranks)
+        made = planned(name, card * GB, ranks)
         assert (made.max_running, made.slots, made.pages) == expected, ranks
         assert made.max_running <= GPU_MAX_RUNNING
         assert (made.pages - 1) * 64 >= TOKENS * made.max_running // 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.published_models import PUBLISHED
+from engine.published_models import PUBLISHED, divided
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly.loader import divided_model
@@ -72,30 +72,24 @@ def test_the_table_names_all_published_models() -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_number_of_devices_fits_or_is_refused_with_the_reason(
-    name: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
-    model = read_config(folder, torch.bfloat16, torch.float32)
+def test_each_number_of_devices_fits_or_is_refused_with_the_reason(name: str) -> None:
     for ranks, (gigabytes, verdict) in TABLE[name].items():
         if not gigabytes:
             with pytest.raises(ConfigError, match=verdict):
-                divided_model(model, ranks)
+                divided(name, ranks)
             continue
-        part = divided_model(model, ranks)
-        assert part.weight_bytes / 1e9 == pytest.approx(gigabytes, abs=0.051), ranks
+        model, weight_bytes = divided(name, ranks)
+        assert weight_bytes / 1e9 == pytest.approx(gigabytes, abs=0.051), ranks
         config = EngineConfig(
-            model=folder, device="cuda", dtype=torch.bfloat16, max_running=RUNNING,
+            Path(name), device="cuda", dtype=torch.bfloat16, max_running=RUNNING,
             memory_fraction=0.9,
         )  # fmt: skip
         if verdict == FITS:
-            plan = MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
+            plan = MemoryPlan(config, model, weight_bytes, DEVICE_BYTES)
             assert plan.slots > RUNNING and plan.pages > RUNNING
             continue
         with pytest.raises(ConfigError, match=verdict):
-            MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
+            MemoryPlan(config, model, weight_bytes, DEVICE_BYTES)
 
 
 def test_qwen3_5_122b_has_as_many_weights_as_published(tmp_path: Path) -> None:
