@@ -29,6 +29,13 @@ def told(worker: TestWorker, *routers: str) -> TestWorker:
     return worker
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers report often: tests wait for several reports, whose period is else a second."""
+    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.1)
+
+
+@pytest.mark.usefixtures("often")
 async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
     router = FakeRouter()
     async with serving(router) as address:
@@ -80,6 +87,7 @@ async def test_a_router_that_keeps_details_is_told_them_when_they_change(
     assert reports[-1].same_details
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_router_that_keeps_none_is_told_details_every_time() -> None:
     router = FakeRouter()
     async with serving(router) as address:
@@ -113,10 +121,8 @@ async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
             await router.until(lambda r: not r.streams[0][-1].status.running)
 
 
-async def test_a_worker_in_a_long_step_goes_on_reporting_and_says_for_how_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.1)
+@pytest.mark.usefixtures("often")
+async def test_a_worker_in_a_long_step_goes_on_reporting_and_says_for_how_long() -> None:
     router = FakeRouter()
     async with serving(router) as address:
         worker = told(decode_worker(), address)
@@ -170,6 +176,7 @@ async def test_a_worker_stops_while_a_call_to_its_router_begins_and_fails(
         await worker.stop()
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_router_that_moves_is_followed_to_its_new_address() -> None:
     """The worker leaves an old process of it that still answers: there is one registration."""
     old, new = FakeRouter(router_id="router-0/a"), FakeRouter(router_id="router-0/b")
@@ -190,6 +197,7 @@ async def test_a_router_that_moves_is_followed_to_its_new_address() -> None:
             assert len(new.streams) == 1, "nothing has changed"
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_router_that_moves_has_to_prove_its_name() -> None:
     """Another router may listen at the address that one has left."""
     router = FakeRouter(router_id="router-0/a")
@@ -203,6 +211,7 @@ async def test_a_router_that_moves_has_to_prove_its_name() -> None:
             assert len(router.streams) == 1
 
 
+@pytest.mark.usefixtures("often")
 async def test_routers_share_a_worker_and_one_alone_has_it_all() -> None:
     older = FakeRouter(router_id="router-9/a")
     routers = [
@@ -223,12 +232,10 @@ async def test_routers_share_a_worker_and_one_alone_has_it_all() -> None:
         await worker.stop()
 
 
-async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("often")
+async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports() -> None:
     """A report that outlasts its deadline ends the stream, as when this worker or the router was
     held up, and the worker registers again."""
-    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.1)
     router = FakeRouter()
     async with serving(router) as address:
         worker = told(decode_worker(), address)
@@ -252,6 +259,7 @@ async def test_a_refusal_is_tried_again() -> None:
             await router.until(lambda r: len(r.streams) >= 2 and r.streams[1])
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_worker_that_stops_says_that_it_leaves() -> None:
     router = FakeRouter()
     async with serving(router) as address:
@@ -268,6 +276,7 @@ async def test_a_worker_that_stops_says_that_it_leaves() -> None:
         await stopping  # it waits for the router to close its session
 
 
+@pytest.mark.usefixtures("often")
 async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
     """Or the router would take it for lost, and wait for it."""
     router = FakeRouter()
@@ -278,6 +287,7 @@ async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
         assert router.streams[0][-1].leaving
 
 
+@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("takes_back", [True, False])
 async def test_a_worker_returns_from_a_drain_that_is_under_way(takes_back: bool) -> None:
     """takes_back: False for a router of the release before, with which it registers anew."""
