@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels import huge_pages
-from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight, Fp8Words
+from baton.kernels.eight_bit_weight import EightBitExperts, EightBitWeight, Fp8Words
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -143,9 +143,9 @@ class JoinedWeight:
 
 Weight = Tensor | Int8Weight
 Table = Weight | PackedWeight  # of rows that are looked up
-Part = Table | Fp8Weight | Fp8Words  # of a joined one
+Part = Table | EightBitWeight | Fp8Words  # of a joined one
 Matrix = Part | JoinedWeight  # of a product
-ExpertWeight = Weight | Fp8Experts | Fp8Words  # one matrix an expert
+ExpertWeight = Weight | EightBitExperts | Fp8Words  # one matrix an expert
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
@@ -186,7 +186,7 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     number of rows, which torch's product does not promise."""
     rows, columns = x.shape
     y = native.empty(rows, weight.shape[0])
-    if isinstance(weight, PackedWeight | Fp8Weight):
+    if isinstance(weight, PackedWeight | EightBitWeight):
         _multiply_packed(native, x, weight, bias, y)
         return y
     if isinstance(weight, JoinedWeight):
@@ -198,7 +198,7 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
             first = own.stop
         return y
     if isinstance(weight, Fp8Words):
-        raise TypeError("the native library multiplies FP8 in panels; see Fp8Weight")
+        raise TypeError("the native library multiplies FP8 in panels; see EightBitWeight")
     values, scales = weight_parts(weight)
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
@@ -220,9 +220,9 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     return y
 
 
-def _packed(part: Part) -> PackedWeight | Fp8Weight:
+def _packed(part: Part) -> PackedWeight | EightBitWeight:
     """Return a matrix that lies in panels. Raises TypeError for others."""
-    if isinstance(part, PackedWeight | Fp8Weight):
+    if isinstance(part, PackedWeight | EightBitWeight):
         return part
     raise TypeError(f"the native library multiplies packed matrices here, not {type(part)}")
 
@@ -230,7 +230,7 @@ def _packed(part: Part) -> PackedWeight | Fp8Weight:
 def _multiply_packed(
     native: Native,
     x: Tensor,
-    weight: PackedWeight | Fp8Weight,
+    weight: PackedWeight | EightBitWeight,
     bias: Tensor | None,
     y: Tensor,
 ) -> None:
@@ -238,9 +238,9 @@ def _multiply_packed(
     rows, columns = x.shape
     small = rows * columns * weight.shape[0] < _SMALL_PRODUCT
     rounded = _rounded(native, x) if weight.dtype == torch.bfloat16 else None
-    if isinstance(weight, Fp8Weight):
+    if isinstance(weight, EightBitWeight):
         native.call(
-            "packed_fp8",
+            "packed_eight_bit",
             small,
             x=x,
             weight=weight.values,

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.eight_bit_weight import EightBitExperts, Fp8Words
 from baton.kernels.elementwise import relu2, swiglu
-from baton.kernels.fp8_weight import Fp8Experts, Fp8Words
 from baton.kernels.linear import ExpertWeight, weight_parts
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
@@ -252,10 +252,10 @@ def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int, bool]:
     (0 where a whole row does, or where there are none), and whether they are expanded from
     integers.
     """
-    if isinstance(weight, Fp8Experts):
+    if isinstance(weight, EightBitExperts):
         return weight.values, weight.scales, weight.group, weight.integers
     if isinstance(weight, Fp8Words):
-        raise TypeError("the native library's experts lie row by row; see Fp8Experts")
+        raise TypeError("the native library's experts lie row by row; see EightBitExperts")
     return *weight_parts(weight), 0, False
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows
-from baton.kernels.fp8_weight import Fp8Words
+from baton.kernels.eight_bit_weight import Fp8Words
 from baton.kernels.verify import Accepted
 
 WINDOW = 4  # tokens that a row verifies

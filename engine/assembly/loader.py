@@ -206,7 +206,7 @@ def ready_model(
     kernels = select(device, model.dtype, config.kernels)
     form = kept_form(config.weight_format, device, model.dtype, config.kernels)
     built = build_model(model, source, device, shard, comm, kernels, form)
-    if kept := built.tally.fp8_bytes:
+    if kept := built.tally.eight_bit_bytes:
         log.info("%s: %s of its weights stay in 8 bits", model.folder, readable(kept))
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
@@ -292,7 +292,7 @@ def build_model(
         (comm or SingleComm()).on(kernels),
         kernels,
         int8=weight_format is WeightFormat.INT8,
-        fp8=weight_format is WeightFormat.FP8,
+        eight_bit=weight_format is WeightFormat.FP8,
     )
     built = FAMILIES[config.family].build(config, scope)
     return replace(built, config=config.part(shard.rank, shard.size))

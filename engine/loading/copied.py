@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from baton.engine.loading.fp8_part import Fp8Part, Fp8Source, fp8_of
+from baton.engine.loading.eight_bit_part import EightBitPart, EightBitSource, eight_bit_of
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 
 
-class CopiedWeights(Fp8Source):
+class CopiedWeights(EightBitSource):
     """A `WeightSource` over another one, in which names that begin with `copy` stand for those
     that begin with `original`, but where there is a tensor of that name with other values.
     """
@@ -33,8 +33,8 @@ class CopiedWeights(Fp8Source):
     def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         return self._source.tensor(self.of(name), shape, part)
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
-        return fp8_of(self._source, self.of(name), shape, part)
+    def eight_bit(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
+        return eight_bit_of(self._source, self.of(name), shape, part)
 
     def release(self, name: str) -> None:
         self._source.release(self.of(name))

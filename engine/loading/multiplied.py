@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from baton.engine.loading.fp8_part import Fp8Part, Fp8Source, fp8_of
+from baton.engine.loading.eight_bit_part import EightBitPart, EightBitSource, eight_bit_of
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 
 
-class MultipliedWeights(Fp8Source):
+class MultipliedWeights(EightBitSource):
     """A `WeightSource` over another one.
 
     What has no factor, or a factor of one, is the other's tensor as it is; what has one is a copy
@@ -37,10 +37,10 @@ class MultipliedWeights(Fp8Source):
             factor = rows if part.dim else part.of(rows)
         return own.float() * factor
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+    def eight_bit(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
         factor = self._factor(name)
         plain = isinstance(factor, float) and factor == 1.0
-        return fp8_of(self._source, name, shape, part) if plain else None
+        return eight_bit_of(self._source, name, shape, part) if plain else None
 
     def _factor(self, name: str) -> float | Tensor:
         inside = name.partition(".layers.")[2].partition(".")[2]

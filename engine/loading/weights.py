@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import WeightsError
+from baton.engine.loading.eight_bit_part import EightBitLayout, EightBitPart, EightBitSource
 from baton.engine.loading.expansion import expand, scale_values
-from baton.engine.loading.fp8_part import Fp8Layout, Fp8Part, Fp8Source
 from baton.engine.loading.scales import (
     EIGHT_BIT,
     check_faults,
@@ -66,7 +66,7 @@ class WeightSource(Protocol):
         ...
 
 
-class DeclaredWeights(Fp8Source):
+class DeclaredWeights(EightBitSource):
     """Tensors without data, and a record of those that were asked for."""
 
     def __init__(self, checkpoint: "Checkpoint | None" = None) -> None:
@@ -85,14 +85,14 @@ class DeclaredWeights(Fp8Source):
         self.shapes[name] = shape
         return part.of(torch.empty(shape, device="meta"))
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+    def eight_bit(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
         if self._checkpoint is None:
             return None
-        layout = self._checkpoint.fp8_layout(name, part)
+        layout = self._checkpoint.eight_bit_layout(name, part)
         if layout is None:
             return None
         self.shapes[name] = shape
-        return Fp8Part.declared(layout, self._checkpoint.dtype_of(name))
+        return EightBitPart.declared(layout, self._checkpoint.dtype_of(name))
 
     def release(self, name: str) -> None:
         """Do nothing: no tensor is held."""
@@ -136,7 +136,7 @@ class DummyWeights:
         """Do nothing: every tensor was made for its caller."""
 
 
-class Checkpoint(Fp8Source):
+class Checkpoint(EightBitSource):
     """The safetensors of a model folder, one file or sharded by an index; memory-mapped.
 
     8-bit weights are read as if they were numbers of `dtype`; see `expand`. Their scales are no
@@ -156,7 +156,7 @@ class Checkpoint(Fp8Source):
         block.
         ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use. 8-bit
         weights among them may be at fault, until `check` finds that the model needs them.
-        kept: dtypes of 8-bit weights that products read as they are (`fp8`).
+        kept: dtypes of 8-bit weights that products read as they are (`eight_bit`).
         """
         self.folder = folder
         self._progress = progress
@@ -295,11 +295,13 @@ class Checkpoint(Fp8Source):
             self.release(name)
         return found if part.spans else found.view(shape)
 
-    def fp8_layout(self, name: str, part: WeightPart = WHOLE) -> Fp8Layout | None:
-        """Return the scales of `part` as `fp8` gives them, by the headers alone."""
+    def eight_bit_layout(self, name: str, part: WeightPart = WHOLE) -> EightBitLayout | None:
+        """Return the scales of `part` as `eight_bit` gives them, by the headers alone."""
         if not self.keeps(name):
             return None
-        return Fp8Layout.of(self._files[name].entries[name].shape, self._scales[name].blocks, part)
+        return EightBitLayout.of(
+            self._files[name].entries[name].shape, self._scales[name].blocks, part
+        )
 
     def keeps(self, name: str) -> bool:
         """Return true for an 8-bit weight that products read as it is."""
@@ -309,11 +311,11 @@ class Checkpoint(Fp8Source):
         """Return the dtype in which the files have a tensor."""
         return self._files[name].entries[name].dtype
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
-        layout = self.fp8_layout(name, part)
+    def eight_bit(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
+        layout = self.eight_bit_layout(name, part)
         if layout is None:
             return None
-        return Fp8Part.read(layout, self._read(name, part), self._scale_values(name))
+        return EightBitPart.read(layout, self._read(name, part), self._scale_values(name))
 
     def _read(self, name: str, part: WeightPart) -> Tensor:
         if name not in self._begun:

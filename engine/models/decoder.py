@@ -16,8 +16,8 @@ from baton.engine.models.layers.base import DividedLayer, Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.mtp_layer import MtpLayer
-from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
+from baton.engine.models.tally import Tally
 from baton.engine.settings.config import ModelConfig
 from baton.engine.step.draft_batch import DraftBatch, DraftResult
 from baton.engine.step.forward_batch import ForwardBatch, HostLengths

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from baton.engine.collectives.comm import Comm, Shard
 from baton.engine.layout.shards import SubBlock, spans
-from baton.engine.loading.fp8_part import Fp8Part, fp8_of
+from baton.engine.loading.eight_bit_part import EightBitPart, eight_bit_of
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 from baton.engine.models.recurrent_layer import RecurrentLayer
+from baton.engine.models.tally import Tally
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
-from baton.kernels.fp8_weight import Fp8Experts, Fp8Weight, Fp8Words
+from baton.kernels.eight_bit_weight import EightBitExperts, EightBitWeight, Fp8Words
 from baton.kernels.linear import (
     ExpertWeight,
     Int8Weight,
@@ -33,19 +34,6 @@ from baton.kernels.torch_kernels import TORCH
 Block = SubBlock | int
 
 
-@dataclass
-class Tally:
-    """Bytes of the tensors that a model has taken, mapped or copied."""
-
-    nbytes: int = 0
-    fp8_bytes: int = 0  # of these, of matrices that stay in 8 bits
-
-    def add_fp8(self, nbytes: int) -> None:
-        """Count the bytes of a matrix that stays in 8 bits."""
-        self.nbytes += nbytes
-        self.fp8_bytes += nbytes
-
-
 @dataclass(frozen=True)
 class Scope:
     """Tensor names are relative to `prefix`; tensors come in `dtype` on `device`.
@@ -61,7 +49,7 @@ class Scope:
     comm: Comm
     kernels: Kernels = TORCH
     int8: bool = False  # matrices are rounded to 8 bits
-    fp8: bool = False  # matrices that the source has in 8 bits stay so, where products read them
+    eight_bit: bool = False  # matrices that the source has in 8 bits stay so
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
     # The layers with a recurrent state, in the order in which they were built.
@@ -118,10 +106,10 @@ class Scope:
 
         dtype: of a matrix that is never kept in 8 bits. None: any other's
         """
-        stored = self._fp8(name, shape, blocks, dim) if dtype is None else None
+        stored = self._eight_bit(name, shape, blocks, dim) if dtype is None else None
         if stored is None:
             return self.table(name, shape, blocks, dim, dtype)
-        own = self._fp8_matrix(stored)
+        own = self._eight_bit_matrix(stored)
         self.source.release(self.prefix + name)
         return own
 
@@ -160,7 +148,7 @@ class Scope:
         if len(parts) == 1 and not then:
             ((name, blocks),) = parts.items()
             return self.product(f"{name}.weight", (places(blocks), columns), blocks)
-        if self.fp8:
+        if self.eight_bit:
             return self._joined(parts, columns, then or {})
         return self._plain_rows(parts, columns, then)
 
@@ -237,7 +225,7 @@ class Scope:
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int = 0
     ) -> ExpertWeight:
         """Return `stack` in the form that products read: in 8 bits where each of the tensors is."""
-        kept = self._fp8_stack(names, shape, blocks, dim)
+        kept = self._eight_bit_stack(names, shape, blocks, dim)
         return self.matrix(self.stack(names, shape, blocks, dim)) if kept is None else kept
 
     def stacked_experts(
@@ -246,12 +234,12 @@ class Scope:
         """Return this rank's part of a tensor with a matrix an expert, in the form that products
         read. shape, blocks, dim: as in `part`
         """
-        stored = self._fp8(name, shape, blocks, dim)
+        stored = self._eight_bit(name, shape, blocks, dim)
         if stored is None:
             return self.matrix(self.part(name, shape, blocks, dim))
         kept = self._empty_experts(stored.values.shape, stored)
         kept.put(slice(None), stored.values, stored.scales)
-        self.tally.add_fp8(kept.nbytes)
+        self.tally.add_eight_bit(kept.nbytes)
         self.source.release(self.prefix + name)
         return kept
 
@@ -303,48 +291,48 @@ class Scope:
         runs = spans(_blocks(blocks, self.prefix + name), self.shard.rank, self.shard.size)
         return WeightPart(dim, runs)
 
-    def _fp8(
+    def _eight_bit(
         self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0
-    ) -> Fp8Part | None:
+    ) -> EightBitPart | None:
         """Return this rank's part of a matrix that stays in 8 bits; None for any other."""
-        if not self.fp8:
+        if not self.eight_bit:
             return None
-        return fp8_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
+        return eight_bit_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
 
-    def _empty_experts(self, shape: Shape, stored: Fp8Part) -> Fp8Words | Fp8Experts:
+    def _empty_experts(self, shape: Shape, stored: EightBitPart) -> Fp8Words | EightBitExperts:
         """Allocate experts that stay in 8 bits, as `stored` is."""
         if self.kernels.reads_fp8_words:
             return Fp8Words.empty(shape, stored.group, self.dtype, self.device)
         dtype = stored.values.dtype
-        return Fp8Experts.empty(shape, stored.group, self.dtype, self.device, dtype)
+        return EightBitExperts.empty(shape, stored.group, self.dtype, self.device, dtype)
 
-    def _fp8_matrix(self, stored: Fp8Part) -> Tensor | Fp8Weight | Fp8Words:
+    def _eight_bit_matrix(self, stored: EightBitPart) -> Tensor | EightBitWeight | Fp8Words:
         """Return a matrix in 8 bits as products read it; without data, perhaps its values alone."""
         if self.kernels.reads_fp8_words:
             words = Fp8Words.empty(stored.values.shape, stored.group, self.dtype, self.device)
             words.put(slice(None), stored.values, stored.scales)
-            self.tally.add_fp8(words.nbytes)
+            self.tally.add_eight_bit(words.nbytes)
             return words
         rows, columns = stored.values.shape
-        nbytes = Fp8Weight.nbytes_of(rows, columns, stored.scales.shape[1], self.dtype)
-        self.tally.add_fp8(nbytes)
+        nbytes = EightBitWeight.nbytes_of(rows, columns, stored.scales.shape[1], self.dtype)
+        self.tally.add_eight_bit(nbytes)
         if stored.values.is_meta:
             return stored.values
-        return Fp8Weight.of(stored.values, stored.scales, stored.group, self.dtype)
+        return EightBitWeight.of(stored.values, stored.scales, stored.group, self.dtype)
 
-    def _fp8_stack(
+    def _eight_bit_stack(
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int
     ) -> ExpertWeight | None:
         """Return matrices as in `stack`; None where not all of them stay in 8 bits, in one dtype,
         with scales for as many columns.
         """
-        kept: Fp8Words | Fp8Experts | None = None
+        kept: Fp8Words | EightBitExperts | None = None
         for place, group in enumerate(names):
-            stored = [self._fp8(name, shape, blocks, dim) for name in group]
+            stored = [self._eight_bit(name, shape, blocks, dim) for name in group]
             parts = [part for part in stored if part is not None]
             if len(parts) < len(group) or len({part.values.dtype for part in parts}) > 1:
                 return None
-            own = Fp8Part.concat(parts)
+            own = EightBitPart.concat(parts)
             form = (own.group, own.values.dtype)
             if kept is not None and form != (kept.group, kept.stored):
                 return None
@@ -353,7 +341,7 @@ class Scope:
             for name in group:
                 self.source.release(self.prefix + name)
         if kept is not None:
-            self.tally.add_fp8(kept.nbytes)
+            self.tally.add_eight_bit(kept.nbytes)
         return kept
 
     def _joined(
@@ -366,7 +354,7 @@ class Scope:
         are neighbours in the model's dtype.
         """
         stored = {
-            name: self._fp8(f"{name}.weight", (places(blocks), columns), blocks)
+            name: self._eight_bit(f"{name}.weight", (places(blocks), columns), blocks)
             for name, blocks in parts.items()
         }
         dtypes = {
@@ -384,7 +372,7 @@ class Scope:
                 for name in group
                 if (part := stored[name]) is not None
             ]
-            joined.append(self._fp8_matrix(Fp8Part.concat(found)))
+            joined.append(self._eight_bit_matrix(EightBitPart.concat(found)))
             for name in group:
                 self.source.release(f"{self.prefix}{name}.weight")
         return joined[0] if len(joined) == 1 else JoinedWeight(tuple(joined))

@@ -22,7 +22,7 @@
 #include "delta.h"
 #include "delta_prompts.h"
 #include "embedding.h"
-#include "fp8.h"
+#include "eight_bit.h"
 #include "layout.h"
 #include "linear.h"
 #include "mamba2.h"
@@ -43,7 +43,7 @@ OPERATION(linear, Linear, NULLABLE(scale, bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
 OPERATION(packed_linear, PackedLinear, NULLABLE(bias, rounded),
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype)
-OPERATION(packed_fp8, PackedFp8, NULLABLE(bias, rounded),
+OPERATION(packed_eight_bit, PackedEightBit, NULLABLE(bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype,
           group, integers)
 OPERATION(embedding, Embedding, NULLABLE(scale),

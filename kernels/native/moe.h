@@ -1,6 +1,6 @@
 // Mixtures of experts: which experts a token goes to, and the feed-forward of those.
 #pragma once
-#include "fp8.h"
+#include "eight_bit.h"
 #include "linear.h"
 #include "team.h"
 #include "vectors.h"

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.fp8_weight import WORDS, Fp8Words
+from baton.kernels.eight_bit_weight import WORDS, Fp8Words
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.fp8_linear import ONE, add_words, load_inputs, scales_of
 from baton.kernels.triton.kernel import kernel

@@ -1,4 +1,4 @@
-"""Products with a matrix of 8-bit floats on a GPU; see baton.kernels.fp8_weight.
+"""Products with a matrix of 8-bit floats on a GPU; see baton.kernels.eight_bit_weight.
 
 Few rows: a program reads a tile of the matrix and widens it in registers, so that the matrix is
 read once, in 8 bits. Many rows: pieces of the matrix are widened in memory, and torch multiplies
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.fp8_weight import WORDS, Fp8Words
+from baton.kernels.eight_bit_weight import WORDS, Fp8Words
 from baton.kernels.linear import JoinedWeight, Matrix
 from baton.kernels.torch_kernels import TorchKernels
 from baton.kernels.triton.arithmetic import dot, dot_added, four_e4m3, from_e4m3, narrow

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels import moe as torch_moe
-from baton.kernels.fp8_weight import Fp8Words
+from baton.kernels.eight_bit_weight import Fp8Words
 from baton.kernels.linear import ExpertWeight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
 from baton.kernels.triton.fp8_experts import MOST_ROWS, NOTHING, RELU2, SWIGLU, multiply_fp8

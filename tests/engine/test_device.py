@@ -18,7 +18,7 @@ from baton.engine.assembly.kept_form import kept_form
 from baton.engine.layout.device import device_of, use_device
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.loop import EngineLoop
-from baton.engine.models.scope import Tally
+from baton.engine.models.tally import Tally
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig

@@ -12,7 +12,7 @@ import pytest
 from baton.kernels.native import library
 
 ROOT = Path(__file__).parents[2]
-SOME = ("native", "native_fp8", "native_mixers", "native_delta", "verify")
+SOME = ("native", "native_eight_bit", "native_mixers", "native_delta", "verify")
 ALL = (*SOME, "mla", "moe", "ranks_rows", "collective")
 FAMILIES = "tests/engine/test_speculation_families.py"
 WITHOUT_TILES = "-march=native -mno-amx-tile"
@@ -22,7 +22,7 @@ WITHOUT_TILES = "-march=native -mno-amx-tile"
     ("options", "names", "families"),
     [
         ("-march=x86-64-v3", SOME, False),
-        (WITHOUT_TILES, ("native", "native_fp8"), False),
+        (WITHOUT_TILES, ("native", "native_eight_bit"), False),
         pytest.param("-march=x86-64-v3", ALL, True, marks=pytest.mark.chaos),
         pytest.param("-march=x86-64-v2", ALL, True, marks=pytest.mark.chaos),
     ],

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_packing import BLOCKS, Form, in_blocks, pack
 from engine.test_oracle import load
-from fp8_packing import BLOCKS, Form, in_blocks, pack
 from kit.narrowing import present
 from kit.polling import wait_until
 from openai import OpenAI

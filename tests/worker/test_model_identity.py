@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from eight_bit_packing import BLOCKS, Pair, pack
 from engine.models.test_deepseek import V3
-from fp8_packing import BLOCKS, Pair, pack
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import IncompatibleError

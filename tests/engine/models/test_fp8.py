@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fp8_packing import (
+from eight_bit_packing import (
     BLOCKS,
     EXPONENTS,
     FILE,

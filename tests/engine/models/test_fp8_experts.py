@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.models.test_fp8 import ANSWER, BY_BLOCK, CASES, PROMPT, packed
-from engine.models.test_qwen3_5 import stacked
-from fp8_packing import (
+from eight_bit_packing import (
     BLOCKS,
     EXPONENTS,
     FILE,
@@ -19,9 +17,11 @@ from fp8_packing import (
     Packed,
     Pair,
     edit_tensors,
-    keeps_fp8,
+    keeps_eight_bit,
     pack,
 )
+from engine.models.test_fp8 import ANSWER, BY_BLOCK, CASES, PROMPT, packed
+from engine.models.test_qwen3_5 import stacked
 from rank_models import say_together
 from safetensors.torch import load_file
 from step_driver import StepDriver
@@ -105,7 +105,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def kept() -> None:
-    if not (keeps_fp8(torch.float32) and keeps_fp8(torch.bfloat16)):
+    if not (keeps_eight_bit(torch.float32) and keeps_eight_bit(torch.bfloat16)):
         pytest.skip("this CPU's products do not read FP8")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fp8_packing import FP8
+from eight_bit_packing import FP8
 from safetensors.torch import save_file
 from torch import Tensor
 

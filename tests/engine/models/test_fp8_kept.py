@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from eight_bit_packing import (
+    BLOCKS,
+    FILE,
+    FP8,
+    ROWS,
+    Form,
+    edit_tensors,
+    in_blocks,
+    keeps_eight_bit,
+    pack,
+)
 from engine.models.test_fp8 import CASES, LLAMA, PROMPT, packed
-from fp8_packing import BLOCKS, FILE, FP8, ROWS, Form, edit_tensors, in_blocks, keeps_fp8, pack
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 from rank_models import say_together
@@ -36,7 +46,7 @@ _LEFT = ("embed", "router", "gate.weight", "conv", "lm_head", "norm")
 
 @pytest.fixture(params=DTYPES, ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    if not keeps_fp8(request.param):
+    if not keeps_eight_bit(request.param):
         pytest.skip("this CPU's products do not read FP8")
     return request.param
 
@@ -97,7 +107,7 @@ def test_so_have_those_of_parts_that_begin_within_blocks(
 
 
 def test_dense_layers_take_half_of_bfloat16_s_memory(tmp_path: Path) -> None:
-    if not keeps_fp8(torch.bfloat16):
+    if not keeps_eight_bit(torch.bfloat16):
         pytest.skip("this CPU's products do not read FP8")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
     plain = write_checkpoint(tmp_path / "plain", {**LLAMA, **sizes}, torch.bfloat16)

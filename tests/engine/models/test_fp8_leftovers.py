@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from eight_bit_packing import BLOCKS, edit_config, pack
 from engine.models.test_fp8 import BY_BLOCK, CASES, LLAMA, logits
-from fp8_packing import BLOCKS, edit_config, pack
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import WeightsError

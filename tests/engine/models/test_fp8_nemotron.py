@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from deploy.tiny_worker import Client, prompt, served
-from fp8_packing import FILE, WHOLE, Pair, edit_tensors, keeps_fp8, pack
+from eight_bit_packing import FILE, WHOLE, Pair, edit_tensors, keeps_eight_bit, pack
 from safetensors.torch import load_file, save_file
 from step_driver import StepDriver
 
@@ -161,7 +161,7 @@ def test_answers_are_those_of_the_expanded_checkpoint(
     said = [r.message for r in caplog.records if str(pair.packed) in r.message]
     assert said[0] == f"{pair.packed}: 104 8-bit weights (modelopt FP8) are read"
     kept = re.compile(r".*: [0-9.]+ [KM]iB of its weights stay in 8 bits")
-    assert [bool(kept.fullmatch(line)) for line in said[1:]] == [True] * keeps_fp8(dtype)
+    assert [bool(kept.fullmatch(line)) for line in said[1:]] == [True] * keeps_eight_bit(dtype)
 
 
 def test_the_file_of_modelopt_alone_says_the_same(pair: Pair) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_packing import Form, Packed, Pair, edit_tensors, in_blocks, keeps_eight_bit, pack
 from engine.models.test_fp8 import CASES, LLAMA, PROMPT, Case, packed
 from engine.models.test_fp8_kept import ANSWER, answers
-from fp8_packing import Form, Packed, Pair, edit_tensors, in_blocks, keeps_fp8, pack
 from rank_models import say_together
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def of_integers(case: Case) -> Case:
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    if not keeps_fp8(request.param):
+    if not keeps_eight_bit(request.param):
         pytest.skip("this CPU's products do not read 8 bits")
     return request.param
 

@@ -8,7 +8,7 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
-from fp8_packing import BLOCKS, pack
+from eight_bit_packing import BLOCKS, pack
 from mtp_models import MtpCheckpoints, draft, entries_in, hidden_of
 from oracle.mtp import MTP_SPECS
 from step_driver import Row, StepDriver

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from eight_bit_packing import BLOCKS, edit_config, pack
 from engine.models.test_deepseek import V3
-from fp8_packing import BLOCKS, edit_config, pack
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import ConfigError, WeightsError

@@ -20,7 +20,8 @@ from baton.engine.loading.weight_file import WeightFile
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import DummyWeights, Shape
 from baton.engine.models.layers.moe import router_weight
-from baton.engine.models.scope import Scope, Tally
+from baton.engine.models.scope import Scope
+from baton.engine.models.tally import Tally
 from baton.engine.settings.choices import LoadFormat
 from baton.engine.settings.config import EngineConfig
 from baton.kernels.linear import packs

@@ -13,12 +13,12 @@ from triton_device import BOUND, DEVICE, ROUNDING, assert_near, here
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.engine.assembly.loader import build_model
-from baton.engine.loading.fp8_part import Fp8Layout, Fp8Part, Fp8Source
+from baton.engine.loading.eight_bit_part import EightBitLayout, EightBitPart, EightBitSource
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import DummyWeights, Shape
 from baton.engine.models.family_table import read_config
 from baton.engine.settings.choices import WeightFormat
-from baton.kernels.fp8_weight import Fp8Words
+from baton.kernels.eight_bit_weight import Fp8Words
 from baton.kernels.linear import JoinedWeight
 from baton.kernels.moe import experts_relu2_ref, experts_swiglu_ref
 from baton.kernels.triton import fp8_linear
@@ -116,7 +116,7 @@ def test_experts_of_many_tokens_are_widened_some_at_a_time(
     assert_near(y, expected, BOUND[torch.float32])
 
 
-class RoundedWeights(DummyWeights, Fp8Source):
+class RoundedWeights(DummyWeights, EightBitSource):
     """Random weights, of which matrices and stacks of them are rounded to FP8."""
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class RoundedWeights(DummyWeights, Fp8Source):
         found = self._rounded(name, shape)
         return part.of(super().tensor(name, shape) if found is None else found[0].float() / 8)
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Fp8Part | None:
+    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
         found = self._rounded(name, shape)
-        layout = Fp8Layout.of(shape, (1,) * (len(shape) - 2) + BLOCKS, part)
+        layout = EightBitLayout.of(shape, (1,) * (len(shape) - 2) + BLOCKS, part)
         if found is None or layout is None:
             return None
         self.kept += 1
-        return Fp8Part.read(layout, found[0], found[1])
+        return EightBitPart.read(layout, found[0], found[1])
 
 
 @pytest.mark.parametrize("name", ["qwen3_next_moe", "zamba2_odd"])

@@ -20,7 +20,7 @@ _PADDED_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Fp8Weight:
+class EightBitWeight:
     """A matrix [O, K] of E4M3 floats or of integers as the native library multiplies it:
     PackedWeight's order of bytes, and scales in the same order. Its products have the bits of
     those of `dense`, packed.
@@ -56,7 +56,7 @@ class Fp8Weight:
         return padded * (-(-columns // depth) * depth + groups * torch.float32.itemsize)
 
     @staticmethod
-    def of(values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> "Fp8Weight":
+    def of(values: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> "EightBitWeight":
         """Pack a matrix.
 
         values: [O, K] float8_e4m3fn without NaN, or int8, perhaps mapped from a file
@@ -84,7 +84,7 @@ class Fp8Weight:
         by_panel = torch.zeros(panels * PANEL, scales.shape[1])
         by_panel[:rows] = scales
         by_panel = by_panel.view(panels, PANEL, -1).transpose(1, 2).contiguous()
-        return Fp8Weight(packed, by_panel, group, values.shape, dtype, values.dtype)
+        return EightBitWeight(packed, by_panel, group, values.shape, dtype, values.dtype)
 
     def dense(self) -> Tensor:
         """Return the matrix as [O, K], in the products' dtype."""
@@ -97,7 +97,7 @@ class Fp8Weight:
 
 
 @dataclass(frozen=True)
-class Fp8Experts:
+class EightBitExperts:
     """A matrix an expert, [E, O, K], of E4M3 floats or of integers, row by row as the native
     library's experts have them. Their products have the bits of those of `dense`.
 
@@ -133,12 +133,12 @@ class Fp8Experts:
         dtype: torch.dtype,
         device: torch.device,
         stored: torch.dtype = FP8,
-    ) -> "Fp8Experts":
+    ) -> "EightBitExperts":
         """Allocate matrices [E, O, K], for `put`."""
         *leading, columns = shape
         values = huge_pages.empty(shape, torch.uint8, device)
         scales = huge_pages.empty((*leading, -(-columns // group)), torch.float32, device)
-        return Fp8Experts(values, scales, group, dtype, stored)
+        return EightBitExperts(values, scales, group, dtype, stored)
 
     def put(self, place: int | slice, values: Tensor, scales: Tensor) -> None:
         """Set the matrices of some experts: values in the dtype `stored`, scales as float32. On the

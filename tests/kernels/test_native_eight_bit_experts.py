@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from kernels.test_native_fp8 import DTYPES, FP8, expanded, random_parts
+from kernels.test_native_eight_bit import DTYPES, FP8, expanded, random_parts
 from torch import Tensor
 
-from baton.kernels.fp8_weight import Fp8Experts
+from baton.kernels.eight_bit_weight import EightBitExperts
 from baton.kernels.linear import ExpertWeight
 from baton.kernels.moe import (
     experts_relu2,
@@ -19,10 +19,10 @@ CPU = torch.device("cpu")
 
 def random_experts(
     shape: tuple[int, int, int], group: int, dtype: torch.dtype, stored: torch.dtype = FP8
-) -> tuple[Fp8Experts, Tensor]:
+) -> tuple[EightBitExperts, Tensor]:
     """Experts of any 8-bit numbers, and the same ones expanded column by column."""
     experts, outputs, columns = shape
-    made = Fp8Experts.empty(shape, group, dtype, CPU, stored)
+    made = EightBitExperts.empty(shape, group, dtype, CPU, stored)
     whole = torch.empty(shape, dtype=dtype)
     for expert in range(experts):
         values, scales = random_parts(outputs, columns, group, stored)
@@ -72,7 +72,7 @@ def test_experts_of_several_dtypes_are_refused(native):
 
 def test_part_of_a_stack_is_copied_as_it_is():
     values, scales = random_parts(48, 256, 64)
-    stacked = Fp8Experts.empty((2, 24, 128), 64, torch.float32, CPU)
+    stacked = EightBitExperts.empty((2, 24, 128), 64, torch.float32, CPU)
     part = values.view(torch.uint8).view(2, 24, 256)[..., 64:192].view(FP8)
     stacked.put(slice(None), part, scales.view(2, 24, 4)[..., 1:3])
     whole = expanded(values, scales, 64, torch.float32).view(2, 24, 256)

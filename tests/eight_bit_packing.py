@@ -153,7 +153,7 @@ def edit_tensors(folder: Path, change: Mapping[str, Tensor | None]) -> None:
     save_file({n: t.contiguous() for n, t in tensors.items() if t is not None}, folder / FILE)
 
 
-def keeps_fp8(dtype: torch.dtype) -> bool:
+def keeps_eight_bit(dtype: torch.dtype) -> bool:
     """Return whether products of this CPU read FP8 matrices in 8 bits."""
     kernels = select(torch.device("cpu"), dtype, KernelChoice.AUTO)
     return packs(kernels.native, dtype)

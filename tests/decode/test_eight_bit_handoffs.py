@@ -16,9 +16,9 @@ from decode.test_unequal_ranks import (
     prompt,
     take_turns,
 )
+from eight_bit_packing import Pair, pack
 from engine.engines import greedy
 from engine.models.test_fp8_kept import forms_of
-from fp8_packing import Pair, pack
 from oracle.reference import Oracle
 from worker.cluster import decode_worker, prefill_worker
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.loading.weight_part import WHOLE, WeightPart
-from baton.kernels.fp8_weight import GROUP
+from baton.kernels.eight_bit_weight import GROUP
 
 _NAN = 0x7F  # the bits of NaN, but for the sign
 _PIECE = 256  # rows that are looked at together
@@ -18,7 +18,7 @@ _LAYOUTS = 64  # that are remembered: experts have the same ones
 
 
 @dataclass(frozen=True)
-class Fp8Layout:
+class EightBitLayout:
     """The scales of part of a matrix, or of a stack of matrices: which of the whole tensor's belong
     to its rows and to the groups of its columns.
 
@@ -34,7 +34,9 @@ class Fp8Layout:
 
     @staticmethod
     @lru_cache(_LAYOUTS)
-    def of(shape: tuple[int, ...], blocks: tuple[int, ...], part: WeightPart) -> "Fp8Layout | None":
+    def of(
+        shape: tuple[int, ...], blocks: tuple[int, ...], part: WeightPart
+    ) -> "EightBitLayout | None":
         """Return the layout; None where it is no matrix, or where scales change between groups.
 
         shape, blocks: of the whole tensor, and its places along each dimension that share a scale
@@ -60,11 +62,11 @@ class Fp8Layout:
         group = gcd(*changes) if changes else whole
         if group % GROUP:
             return None
-        return Fp8Layout(rows, by_column[::group], group, own)
+        return EightBitLayout(rows, by_column[::group], group, own)
 
 
 @dataclass(frozen=True)
-class Fp8Part:
+class EightBitPart:
     """8-bit numbers and their scales, or tensors of their shapes without data.
 
     values: [..., rows, columns] float8_e4m3fn without NaN, or int8
@@ -77,14 +79,14 @@ class Fp8Part:
     group: int
 
     @staticmethod
-    def declared(layout: Fp8Layout, dtype: torch.dtype) -> "Fp8Part":
+    def declared(layout: EightBitLayout, dtype: torch.dtype) -> "EightBitPart":
         """Return a part without data. dtype: of the numbers"""
         values = torch.empty(layout.shape, dtype=dtype, device="meta")
         scales = torch.empty(*layout.shape[:-1], len(layout.columns), device="meta")
-        return Fp8Part(values, scales, layout.group)
+        return EightBitPart(values, scales, layout.group)
 
     @staticmethod
-    def read(layout: Fp8Layout, values: Tensor, scales: Tensor) -> "Fp8Part | None":
+    def read(layout: EightBitLayout, values: Tensor, scales: Tensor) -> "EightBitPart | None":
         """Return a part; None where there is a NaN in it.
 
         scales: of the whole tensor, one a block: float32
@@ -97,17 +99,17 @@ class Fp8Part:
                 return None
         by_row = scales.flatten(0, -2).index_select(0, layout.rows)
         own = by_row.index_select(1, layout.columns).view(*layout.shape[:-1], -1)
-        return Fp8Part(values, own, layout.group)
+        return EightBitPart(values, own, layout.group)
 
-    def reordered(self, order: Callable[[Tensor], Tensor]) -> "Fp8Part":
+    def reordered(self, order: Callable[[Tensor], Tensor]) -> "EightBitPart":
         """Return the rows in another order. order: does so to any tensor [rows, ...]"""
         if self.values.is_meta:
             return self
         values = order(self.values.view(torch.uint8)).view(self.values.dtype)
-        return Fp8Part(values, order(self.scales), self.group)
+        return EightBitPart(values, order(self.scales), self.group)
 
     @staticmethod
-    def concat(parts: "list[Fp8Part]") -> "Fp8Part":
+    def concat(parts: "list[EightBitPart]") -> "EightBitPart":
         """Return the rows of several matrices one after another, of one dtype."""
         if len(parts) == 1:
             return parts[0]
@@ -118,17 +120,19 @@ class Fp8Part:
         if parts[0].values.is_meta:
             rows = sum(part.values.shape[0] for part in parts)
             scales = torch.empty(rows, len(firsts), device="meta")
-            return Fp8Part(parts[0].values.new_empty(rows, columns), scales, group)
+            return EightBitPart(parts[0].values.new_empty(rows, columns), scales, group)
         values = torch.cat([part.values.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales[:, firsts // part.group] for part in parts])
-        return Fp8Part(values.view(parts[0].values.dtype), scales, group)
+        return EightBitPart(values.view(parts[0].values.dtype), scales, group)
 
 
-class Fp8Source(ABC):
+class EightBitSource(ABC):
     """A source of weights that may hold 8-bit matrices, and stacks of them."""
 
     @abstractmethod
-    def fp8(self, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE) -> Fp8Part | None:
+    def eight_bit(
+        self, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE
+    ) -> EightBitPart | None:
         """Return `part` of an 8-bit tensor as it is; None where there is none of that name, or none
         that products could read so.
 
@@ -137,8 +141,8 @@ class Fp8Source(ABC):
         ...
 
 
-def fp8_of(
+def eight_bit_of(
     source: object, name: str, shape: tuple[int, ...], part: WeightPart = WHOLE
-) -> Fp8Part | None:
+) -> EightBitPart | None:
     """Return what a source of weights has of an 8-bit tensor; None where it can have none."""
-    return source.fp8(name, shape, part) if isinstance(source, Fp8Source) else None
+    return source.eight_bit(name, shape, part) if isinstance(source, EightBitSource) else None

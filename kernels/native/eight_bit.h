@@ -8,7 +8,7 @@
 
 namespace {
 
-struct PackedFp8 {
+struct PackedEightBit {
   const float* x;         // [rows, columns], rows x_stride apart
   const void* weight;     // [panels, steps, 16, inputs a step] of uint8_t, no NaN, or int8_t
   const float* scale;     // [panels, groups, 16]: of `group` inputs, a multiple of 32
@@ -124,13 +124,13 @@ inline void expand_row(const N* from, const float* scales, int64_t group, int64_
 
 // The panels of a matrix of N, of which some steps at a time are expanded to T.
 template <class T, class N>
-struct Fp8Panels {
+struct EightBitPanels {
   static constexpr bool MADE = true;
   static constexpr int64_t DEPTH = depth(T{});
   // Bytes from a weight to one that is fetched meanwhile: without it, one row takes 1.3 times as
   // long, since the work between two lines of memory fills the CPU's window.
   static constexpr int64_t FETCHED = 2048;
-  const PackedFp8& a;
+  const PackedEightBit& a;
   const int64_t steps = (a.columns + DEPTH - 1) / DEPTH;
   const int64_t groups = (a.columns + a.group - 1) / a.group;
 
@@ -162,9 +162,9 @@ struct Fp8Panels {
 // The panels `first` to `end`, expanded in memory of this thread; as the weight of a PackedLinear
 // whose first panel is number 0.
 template <class T, class N>
-const T* expanded_panels(const PackedFp8& a, int64_t first, int64_t end) {
+const T* expanded_panels(const PackedEightBit& a, int64_t first, int64_t end) {
   struct Panels {};
-  const Fp8Panels<T, N> panels{a};
+  const EightBitPanels<T, N> panels{a};
   const int64_t size = panels.steps * LANES * depth(T{});
   T* memory = scratch<T, Panels>((end - first) * size);
   panels.expand_all(first, end, memory);
@@ -175,9 +175,9 @@ const T* expanded_panels(const PackedFp8& a, int64_t first, int64_t end) {
 // One row of activations times one panel, whose numbers are expanded in registers: memory between
 // would cost as much as the rest. The sums are those of `panel_block`.
 template <class N>
-void multiply_row(const PackedFp8& a, const Bf16* x, int64_t panel) {
+void multiply_row(const PackedEightBit& a, const Bf16* x, int64_t panel) {
   constexpr int64_t DEPTH = depth(Bf16{});
-  const Fp8Panels<Bf16, N> panels{a};
+  const EightBitPanels<Bf16, N> panels{a};
   const N* from = static_cast<const N*>(a.weight) + panel * panels.steps * LANES * DEPTH;
   const float* scales = a.scale + panel * panels.groups * LANES;
   Vec total{};
@@ -198,7 +198,7 @@ void multiply_row(const PackedFp8& a, const Bf16* x, int64_t panel) {
 #endif
 
 template <class T, class N, class F>
-void multiply_expanded(const PackedFp8& a, PackedLinear plain, Team& team, int64_t x_stride,
+void multiply_expanded(const PackedEightBit& a, PackedLinear plain, Team& team, int64_t x_stride,
                        F activations) {
   const Pieces pieces(plain);
   team.each(pieces.count(), [&](int64_t piece) {
@@ -218,14 +218,14 @@ void multiply_expanded(const PackedFp8& a, PackedLinear plain, Team& team, int64
 }
 
 template <class N, class F>
-void multiply_fp8(const PackedFp8& a, const PackedLinear& plain, Team& team, int64_t x_stride,
-                  F activations) {
+void multiply_eight_bit(const PackedEightBit& a, const PackedLinear& plain, Team& team,
+                        int64_t x_stride, F activations) {
 #ifdef BATON_TILES
   if (a.rows && tiles_allowed()) {
     return each_tile_piece(plain, team, [&](int64_t first, int64_t end) {
       const Bf16* x = activations();
       if (a.rows <= 2 * TILE_ROWS) {  // each weight meets all rows at once
-        return multiply_tile_rows(plain, Fp8Panels<Bf16, N>{a}, x, x_stride, first, end);
+        return multiply_tile_rows(plain, EightBitPanels<Bf16, N>{a}, x, x_stride, first, end);
       }
       const PlainPanels panels{expanded_panels<Bf16, N>(a, first, end), (a.columns + 1) / 2};
       multiply_tile_rows(plain, panels, x, x_stride, first, end);
@@ -236,20 +236,20 @@ void multiply_fp8(const PackedFp8& a, const PackedLinear& plain, Team& team, int
 }
 
 template <class N>
-void packed_fp8_of(const PackedFp8& a, Team& team) {
+void packed_eight_bit_of(const PackedEightBit& a, Team& team) {
   const PackedLinear plain{a.x,    nullptr,   a.bias,    a.y,        a.rounded,  a.rows,
                            a.columns, a.outputs, a.x_stride, a.y_stride, a.dtype};
   if (a.dtype == FLOAT32) {
     return multiply_expanded<float, N>(a, plain, team, a.x_stride, [&] { return a.x; });
   }
   with_rounded(plain, team, [&](int64_t x_stride, auto activations) {
-    multiply_fp8<N>(a, plain, team, x_stride, activations);
+    multiply_eight_bit<N>(a, plain, team, x_stride, activations);
   });
 }
 
-void packed_fp8(const PackedFp8& a, Team& team) {
-  if (a.integers) return packed_fp8_of<int8_t>(a, team);
-  packed_fp8_of<uint8_t>(a, team);
+void packed_eight_bit(const PackedEightBit& a, Team& team) {
+  if (a.integers) return packed_eight_bit_of<int8_t>(a, team);
+  packed_eight_bit_of<uint8_t>(a, team);
 }
 
 }  // namespace

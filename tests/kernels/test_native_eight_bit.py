@@ -5,7 +5,7 @@ import torch
 from kernels.native_cases import strided
 from torch import Tensor
 
-from baton.kernels.fp8_weight import Fp8Weight
+from baton.kernels.eight_bit_weight import EightBitWeight
 from baton.kernels.linear import JoinedWeight, PackedWeight, linear, linear_native
 
 FP8 = torch.float8_e4m3fn
@@ -45,7 +45,7 @@ def test_products_are_those_of_the_expanded_matrix(
     native, rng, rows, columns, outputs, group, dtype, stored
 ):
     values, scales = random_parts(outputs, columns, group, stored)
-    weight = Fp8Weight.of(values, scales, group, dtype)
+    weight = EightBitWeight.of(values, scales, group, dtype)
     whole = expanded(values, scales, group, dtype)
     assert torch.equal(weight.dense(), whole)
     x, bias = strided(rows, columns, rng), torch.randn(outputs)
@@ -60,7 +60,7 @@ def test_products_are_those_of_the_expanded_matrix(
 def test_every_number_is_multiplied_by_its_scale_and_rounded_once(native, rows, dtype):
     values = NUMBERS.view(torch.uint8).view(127, 2).t().contiguous().view(FP8)
     for scale in (1.0, 0.37, 3e-20, 5e20):
-        weight = Fp8Weight.of(values, torch.full((2, 1), scale), 128, dtype)
+        weight = EightBitWeight.of(values, torch.full((2, 1), scale), 128, dtype)
         wanted = (values.float() * scale).to(dtype).float()
         for column in range(127):
             x = torch.zeros(rows, 127)
@@ -72,8 +72,8 @@ def test_part_of_a_matrix_is_packed_as_a_copy_of_it(native):
     values, scales = random_parts(48, 256, 128)
     part = values[:, 64:192]
     for dtype in DTYPES:
-        found = Fp8Weight.of(part, scales, 64, dtype).values
-        assert torch.equal(found, Fp8Weight.of(part.clone(), scales, 64, dtype).values)
+        found = EightBitWeight.of(part, scales, 64, dtype).values
+        assert torch.equal(found, EightBitWeight.of(part.clone(), scales, 64, dtype).values)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 70])
@@ -81,7 +81,7 @@ def test_part_of_a_matrix_is_packed_as_a_copy_of_it(native):
 def test_matrices_of_several_forms_are_multiplied_as_one(native, rng, rows, dtype):
     columns = 96
     forms = [
-        Fp8Weight.of(*random_parts(outputs, columns, group, stored), group, dtype)
+        EightBitWeight.of(*random_parts(outputs, columns, group, stored), group, dtype)
         for outputs, group, stored in ((32, 96, FP8), (21, 32, torch.int8))
     ]
     plain = torch.randn(7, columns).to(dtype)
@@ -100,6 +100,6 @@ def test_matrices_of_several_forms_are_multiplied_as_one(native, rng, rows, dtyp
 def test_bytes_are_foretold(native, dtype):
     for outputs, columns, group in ((1, 1, 32), (37, 100, 32), (64, 128, 128)):
         values, scales = random_parts(outputs, columns, group)
-        weight = Fp8Weight.of(values, scales, group, dtype)
-        foretold = Fp8Weight.nbytes_of(outputs, columns, scales.shape[1], dtype)
+        weight = EightBitWeight.of(values, scales, group, dtype)
+        foretold = EightBitWeight.nbytes_of(outputs, columns, scales.shape[1], dtype)
         assert weight.nbytes == foretold
