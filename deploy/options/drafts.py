@@ -42,7 +42,8 @@ class DraftOptions:
     speculative_eagle_topk: int | None = option(
         None, Group.DRAFTS,
         "Continuations that one step verifies of a request, as a tree; 1, a chain, when left out. "
-        "More with ngram on a CPU, where the same tokens were followed by different ones.",
+        "More on a CPU: with ngram where the same tokens were followed by different ones, with mtp "
+        "the tokens that the model's own layer puts first. auto has chains alone.",
         Whole(1, MOST_NODES - 1))
     speculative_draft_model_path: str | None = option(
         None, Group.DRAFTS, "Refused: there are no draft models beside the model.", metavar="PATH")
@@ -105,13 +106,14 @@ def _trees(options: DraftOptions, topk: int) -> Speculation:
     if options.speculative_config is not None:
         raise StartError(
             f"{asked} makes trees of guesses, and --speculative-config asks for chains: use "
-            "--speculative-algorithm ngram in its place, or leave out --speculative-eagle-topk"
+            "--speculative-algorithm ngram or mtp in its place, or leave out "
+            "--speculative-eagle-topk"
         )
     algorithm, steps = options.speculative_algorithm, options.speculative_num_steps
-    if algorithm not in (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.OFF):
+    if algorithm is SpeculativeAlgorithm.AUTO:
         raise StartError(
-            f"{asked}: trees are made of n-grams, and {algorithm} guesses chains. Use "
-            "--speculative-algorithm ngram, or --speculative-eagle-topk 1"
+            f"{asked} makes trees of guesses, and auto chooses the length of chains by what steps "
+            "cost. Use --speculative-algorithm ngram or mtp, or --speculative-eagle-topk 1"
         )
     tokens = options.speculative_num_draft_tokens
     if tokens is None:

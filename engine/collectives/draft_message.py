@@ -21,6 +21,7 @@ from baton.engine.step.model import Model
 # The tensors of a DraftBatch that travel, [B] int64. Before them come, at the first depth, the
 # slots of the hidden states that it goes on from: each rank has these, and those of later depths.
 _FIELDS = ("token_ids", "positions", "token_pages", "token_offsets", "kv_lens", "table_rows")
+_OF_TREES = ("nodes", "parents")  # behind them, where drafts are trees
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class DraftMessage:
 
     rows: B
     first: the first depth of a step. The others read the same rows of the block tables.
-    numbers: `_FIELDS` end to end, int64; None: they are broadcast among the devices next, and so
+    trees: drafts are trees, whose fields travel too
+    numbers: the fields end to end, int64; None: they are broadcast among the devices next, and so
         are, at the first depth, the rows of the block tables.
     entries, met: see `StepMessage`
     """
 
     rows: int
     first: bool
+    trees: bool
     numbers: bytes | None
     entries: ChangedEntries
     kv_lens_host: tuple[int, ...]
@@ -54,20 +57,23 @@ class DraftMessage:
         hidden: [B, hidden], what the depth before gave on this rank; not read at the first
         block_tables: [rows, width] int32
         """
-        count = len(_FIELDS) + self.first
+        names = _FIELDS + _OF_TREES if self.trees else _FIELDS
+        count = len(names) + self.first
         if self.numbers is None:
             device = block_tables.device
             numbers = torch.empty((count, self.rows), dtype=torch.int64, device=device)
             comm.broadcast(numbers)
         else:
             numbers = int64s(self.numbers).view(count, self.rows)
-        fields = dict(zip(_FIELDS, numbers[count - len(_FIELDS) :], strict=True))
+        fields = dict(zip(names, numbers[self.first :], strict=True))
         if self.first:
             hidden = model.hidden_before(states, numbers[0])
             if self.numbers is None:
                 receive_rows(block_tables, fields["table_rows"], comm)
         self.entries.write(block_tables)
         assert hidden is not None
+        if self.trees and not self.first:
+            hidden = hidden.index_select(0, fields["parents"])
         return DraftBatch(
             **fields, hidden=hidden, kv_lens_host=self.kv_lens_host, block_tables=block_tables
         )
@@ -88,6 +94,7 @@ class DraftWriter:
         return DraftMessage(
             rows=batch.token_ids.shape[0],
             first=slots is not None,
+            trees=batch.nodes is not None,
             numbers=as_bytes(_numbers(batch, slots)) if on_host else None,
             entries=self._told.changes(batch)
             if on_host and slots is not None
@@ -106,4 +113,5 @@ class DraftWriter:
 
 def _numbers(batch: DraftBatch, slots: Tensor | None) -> Tensor:
     first = [] if slots is None else [slots]
-    return torch.stack([each.long() for each in (*first, *(getattr(batch, f) for f in _FIELDS))])
+    names = _FIELDS if batch.nodes is None else _FIELDS + _OF_TREES
+    return torch.stack([each.long() for each in (*first, *(getattr(batch, f) for f in names))])

@@ -11,6 +11,9 @@ from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs, add_biases, allow_tokens, log_probs, mask_tokens
 from baton.kernels.torch_kernels import TORCH
 
+_TAKEN = -1e20
+"""The logit of a token that was drawn already: below all others but those that a rule forbids."""
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -85,6 +88,44 @@ def drawn(
 
     logits: [draws, vocab] float32, raw; changed in place. The others: as of `sample`.
     """
+    _apply_rules(logits, batch, ends, tables, kernels)
+    return _picked(logits, batch, ends, tables, kernels)
+
+
+def ranked(
+    logits: Tensor,
+    batch: SamplingBatch,
+    ends: Tensor,
+    tables: RequestTables,
+    kernels: Kernels,
+    most: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens that each row draws first, second and so on, each without those before it:
+    [draws, most] int64, and falling log probabilities, [draws, most] float32: -inf where a rule
+    forbids the token, or no other is left.
+
+    The parameters are those of `drawn`; most: up to the vocabulary's size.
+    """
+    _apply_rules(logits, batch, ends, tables, kernels)
+    whole = logits.logsumexp(dim=-1, keepdim=True)
+    if batch.random is None:
+        values, token_ids = logits.topk(most, dim=-1)
+        return token_ids, values - whole
+    tokens, scores = [], []
+    for _ in range(most):
+        token = _picked(logits, batch, ends, tables, kernels)[:, None]
+        value = logits.gather(1, token)
+        tokens.append(token)
+        scores.append(torch.where(value > _TAKEN, value - whole, -torch.inf))
+        logits.scatter_(1, token, _TAKEN)
+    # Noise may put a less likely token first: which of them is right follows the order of draws.
+    return torch.cat(tokens, dim=1), torch.cat(scores, dim=1).sort(dim=1, descending=True).values
+
+
+def _apply_rules(
+    logits: Tensor, batch: SamplingBatch, ends: Tensor, tables: RequestTables, kernels: Kernels
+) -> None:
+    """Change the logits by penalties, biases and masks, in place."""
     if batch.penalised is not None:
         _penalise(logits, batch.penalised, tables, kernels)
     if batch.biases is not None:
@@ -96,6 +137,12 @@ def drawn(
         mask_tokens(logits, rows, tables.stop_ids[table_rows], short)
     if batch.allowed is not None:
         allow_tokens(logits, *batch.allowed)
+
+
+def _picked(
+    logits: Tensor, batch: SamplingBatch, ends: Tensor, tables: RequestTables, kernels: Kernels
+) -> Tensor:
+    """Return the token of each row that the filters and the noise give: [draws] int64."""
     random = batch.random
     if random is None:
         return logits.argmax(dim=-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.forward.sampler import Sampled, drawn, pinned, sample
+from baton.engine.forward.sampler import Sampled, drawn, pinned, ranked, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.request.draw import DRAW_RECORD, Draw
@@ -220,13 +220,13 @@ def begin_window(
     if forward.nodes is not None:
         nodes = chain_nodes(len(ends), size, ends.device)
     if plan.most_guesses and proposer is not None:
-        place = tables, plan.table_rows, ends, plan.most_guesses
+        step = _decoding_step(plan, forward, ends, tables, kernels)
+        place = tables, plan.table_rows, ends, plan.most_guesses, step
         links = None
         if isinstance(proposer, TreeProposer):
             guessed, links, found = proposer.propose_tree(*place)
         else:
-            step = _decoding_step(plan, forward, ends, tables, kernels)
-            guessed, found = proposer.propose(*place, step)
+            guessed, found = proposer.propose(*place)
         guessed = F.pad(guessed, (0, size - 1 - plan.most_guesses))
         mine = plan.guesses > 0
         drafts = torch.where(mine[:, None], guessed, drafts)
@@ -259,6 +259,9 @@ def _decoding_step(
         # A row whose drafts are guessed has one draw behind all of them.
         return drawn(logits, plan.draws[guesses], ends + guesses, tables, kernels)
 
+    def rank(logits: Tensor, guesses: int, most: int) -> tuple[Tensor, Tensor]:
+        return ranked(logits, plan.draws[guesses], ends + guesses, tables, kernels, most)
+
     rows = forward.decode_requests
     size = plan.drafts.shape[1] + 1
     wanted = torch.minimum(plan.guesses, plan.rooms - ends).clamp_(min=0)
@@ -267,6 +270,7 @@ def _decoding_step(
         forward.read_slots[:rows],
         forward.host.kv_lens[: rows * size : size],
         draw,
+        rank,
         plan.layered > 0,
         plan.most_layered,
     )

@@ -120,6 +120,7 @@ class Step:
                 kv_lens=batch.kv_lens,
                 kv_lens_host=batch.kv_lens_host,
                 kept=None,
+                nodes=batch.nodes,
             ),
             prefill=None,
             positions=batch.positions,

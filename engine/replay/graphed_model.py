@@ -197,7 +197,7 @@ class GraphedModel:
         """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
         rows = batch.token_ids.shape[0]
         size = next((size for size in draft_sizes(self._max_rows) if size >= rows), None)
-        if size is None:
+        if size is None or batch.nodes is not None:
             return self._model.draft(batch, states, pages)
         memory = _Memory(states, pages, batch.block_tables)
         return self._draft_at(size, batch.hidden, memory).run(batch)

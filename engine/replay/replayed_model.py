@@ -109,7 +109,8 @@ class ReplayedModel:
         # By rows, requests, and whether these verify their tokens.
         self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
         self._commits: OrderedDict[tuple[int, int], _RecordedCommit] = OrderedDict()
-        self._drafts: OrderedDict[int, _RecordedDraft] = OrderedDict()  # by rows
+        # By rows, and whether these are of trees.
+        self._drafts: OrderedDict[tuple[int, bool], _RecordedDraft] = OrderedDict()
         self._recordable = True
 
     @property
@@ -149,11 +150,11 @@ class ReplayedModel:
         """Run the MTP layer on one token a row; see `baton.engine.step.model.Model`."""
         if not self._recordable:
             return self._model.draft(batch, states, pages)
-        rows = batch.token_ids.shape[0]
-        found = self._drafts.pop(rows, None)
+        key = batch.token_ids.shape[0], batch.nodes is not None
+        found = self._drafts.pop(key, None)
         if found is None or not found.is_on(states, pages, batch):
             found = self._record_draft(batch, states, pages)
-        self._drafts[rows] = found
+        self._drafts[key] = found
         if len(self._drafts) > _KEPT:
             self._drafts.popitem(last=False)
         return found.run(batch)
@@ -204,7 +205,8 @@ class ReplayedModel:
     def _record_draft(
         self, batch: DraftBatch, states: StatePool, pages: PagePool
     ) -> _RecordedDraft:
-        inputs = StaticDraft.of(batch.token_ids.shape[0], batch.block_tables, batch.hidden)
+        rows, trees = batch.token_ids.shape[0], batch.nodes is not None
+        inputs = StaticDraft.of(rows, batch.block_tables, batch.hidden, trees)
         draft = partial(self._model.draft, inputs.batch, states, pages)
         recording, result = self._native.record(draft)
         return _RecordedDraft(inputs, result, recording, states, pages)

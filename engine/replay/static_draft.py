@@ -10,20 +10,20 @@ from baton.engine.step.draft_batch import DraftBatch
 
 @dataclass(frozen=True)
 class StaticDraft:
-    """fields: [6, rows] int64, of which `batch` has views. Its lengths on the host are made up:
-    whoever keeps a depth reads those on the device."""
+    """fields: [6, rows] int64, of trees [7, rows], of which `batch` has views. Its lengths on the
+    host are made up: whoever keeps a depth reads those on the device."""
 
     fields: Tensor
     batch: DraftBatch
 
     @staticmethod
-    def of(rows: int, block_tables: Tensor, hidden: Tensor) -> "StaticDraft":
+    def of(rows: int, block_tables: Tensor, hidden: Tensor, trees: bool = False) -> "StaticDraft":
         """Make a depth of padding rows over the resident `block_tables`. hidden: [any, hidden], of
-        whose width and dtype are those that are copied in.
+        whose width and dtype are those that are copied in. trees: rows have links.
         """
         device = block_tables.device
-        fields = torch.zeros((6, rows), dtype=torch.int64, device=device)
-        ids, positions, token_pages, token_offsets, kv_lens, table_rows = fields
+        fields = torch.zeros((6 + trees, rows), dtype=torch.int64, device=device)
+        ids, positions, token_pages, token_offsets, kv_lens, table_rows = fields[:6]
         batch = DraftBatch(
             token_ids=ids,
             hidden=torch.zeros((rows, hidden.shape[1]), dtype=hidden.dtype, device=device),
@@ -34,6 +34,7 @@ class StaticDraft:
             kv_lens_host=(1,) * rows,
             block_tables=block_tables,
             table_rows=table_rows,
+            nodes=fields[6] if trees else None,
         )
         return StaticDraft(fields, batch)
 
@@ -47,6 +48,7 @@ class StaticDraft:
             batch.token_offsets,
             batch.kv_lens,
             batch.table_rows,
+            *(() if batch.nodes is None else (batch.nodes,)),
         ]
         if rows < self.fields.shape[1]:
             self.fields.zero_()

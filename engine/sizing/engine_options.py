@@ -92,15 +92,20 @@ def check_options(
 def _check_trees(config: EngineConfig) -> None:
     """Raise ConfigError for options that trees of drafts do not have."""
     topk, chain = config.speculative_eagle_topk, "or speculative_eagle_topk 1"
-    if config.speculative_algorithm is not SpeculativeAlgorithm.NGRAM:
+    if config.speculative_algorithm is SpeculativeAlgorithm.AUTO:
         raise ConfigError(
-            f"speculative_eagle_topk is {topk}: trees are made of n-grams, and "
-            f"{config.speculative_algorithm} guesses chains: use ngram, {chain}"
+            f"speculative_eagle_topk is {topk}, and auto chooses the length of chains by what "
+            f"steps cost: use ngram or mtp, {chain}"
+        )
+    if config.speculative_synthetic_acceptance is not None:
+        raise ConfigError(
+            f"speculative_eagle_topk is {topk}, and speculative_synthetic_acceptance draws how "
+            f"much of a chain is kept: leave it out, {chain}"
         )
     if config.on_gpu:
         raise ConfigError(
-            f"speculative_eagle_topk is {topk}, and kernels on {config.device} do not read the "
-            f"links of a tree: use device cpu, {chain}"
+            f"speculative_eagle_topk is {topk}, and device is {config.device}: trees are verified "
+            f"on CPUs alone. Use device cpu, {chain}"
         )
 
 

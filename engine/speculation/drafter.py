@@ -12,6 +12,7 @@ from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.each_rows import EachRows
 from baton.engine.speculation.mtp import MtpProposer
+from baton.engine.speculation.mtp_tree import MtpTree
 from baton.engine.speculation.ngram import DeviceNgram, NgramProposer, NgramTree
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource, TreeProposer
@@ -204,7 +205,11 @@ def _proposers(config: EngineConfig, model: Model, states: StatePool, pages: Pag
     if config.speculative_synthetic_acceptance is not None:
         texts = []  # theirs are not drawn by the request's own rules
     if layer is not None and config.speculative_algorithm is SpeculativeAlgorithm.MTP:
-        return Proposers(NgramProposer(), layer, tuple(texts), DraftSource.MTP)
+        trees = None
+        if config.trees:
+            topk, depth = config.speculative_eagle_topk, config.draft_depth
+            trees = MtpTree(model, states, pages, topk, depth)
+        return Proposers(NgramProposer(), layer, tuple(texts), DraftSource.MTP, tree=trees)
     if config.speculative_algorithm is SpeculativeAlgorithm.NGRAM:
         layer = None
     tree = None

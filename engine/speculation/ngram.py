@@ -66,7 +66,7 @@ class NgramTree:
         self._shape = branches, depth
 
     def propose_tree(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `TreeProposer`."""
         sizes = SHORTEST, LONGEST

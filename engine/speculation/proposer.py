@@ -38,6 +38,8 @@ class DecodingStep:
         kernel asks for them
     draw: draws the token behind so many guesses, 0 or more, by the rules that it is verified by,
         from logits [B, vocab] float32, which it changes: [B] int64
+    rank: likewise the tokens that it draws first, second and so on, as many as its last argument
+        says: [B, most] int64, and log probabilities [B, most] float32, see `ranked`
     layered: [B] bool, the rows whose guesses are to be the model's own layer's
     most_layered: guesses of such a row, at most; 0: there is none
     """
@@ -46,6 +48,7 @@ class DecodingStep:
     read_slots: Tensor
     kv_lens_host: tuple[int, ...]
     draw: Callable[[Tensor, int], Tensor]
+    rank: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
     layered: Tensor
     most_layered: int
 
@@ -55,12 +58,12 @@ class TreeProposer(Protocol):
     """A source of several continuations on the device."""
 
     def propose_tree(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Guess what follows the sequences of B rows. Reads and writes as a `DeviceProposer`.
 
-        rows, ends, most: as of `DeviceProposer.propose`. Returns tokens [B, most] int64; the bits
-        of the nodes that each of them follows, and its own, [B, most] int64, see
+        rows, ends, most, step: as of `DeviceProposer.propose`. Returns tokens [B, most] int64; the
+        bits of the nodes that each of them follows, and its own, [B, most] int64, see
         `Kernels.guess_tree`; and how many of each row's are guesses, [B] int64.
         """
         ...

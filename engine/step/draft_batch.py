@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """One token a row, at the place behind which a draft is wanted. B rows.
+    """One token a row, at the place behind which a draft is wanted. B rows; of trees several of
+    one request.
 
     The MTP layer's entry at place i is made of token i and of the hidden state of token i - 1. A
     row without a predecessor, or without room, is padding: its kv_lens is 0 and its page is 0.
@@ -23,6 +24,10 @@ class DraftBatch:
     kv_lens_host: tuple[int, ...]  # [B], no less than those; empty where none asks for it
     block_tables: Tensor  # [any, max pages] int32, as of ForwardBatch
     table_rows: Tensor  # [B] int64, into block_tables
+    # Of trees: [B] int64, where the row's entries lie, see `Kernels.paged_attn_decode`; and the row
+    # of the depth before that each goes on from, of which `hidden` is. None: rows stay themselves.
+    nodes: Tensor | None = None
+    parents: Tensor | None = None
 
 
 class DraftResult(NamedTuple):

@@ -87,10 +87,12 @@ def test_sglangs_and_vllms_words_are_read(
         (("--speculative-num-steps", "15"), 16, 15),
     ],
 )
+@pytest.mark.parametrize("algorithm", [NGRAM, MTP])
 def test_trees_have_any_number_of_steps(
-    words: tuple[str, ...], tokens: int, steps: int | None
+    algorithm: SpeculativeAlgorithm, words: tuple[str, ...], tokens: int, steps: int | None
 ) -> None:
-    assert asked(NAME, "ngram", TOPK, "2", *words) == Speculation(NGRAM, tokens, 2, steps)
+    found = asked(NAME, algorithm.value, TOPK, "2", *words)
+    assert found == Speculation(algorithm, tokens, 2, steps)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,8 @@ def test_trees_have_any_number_of_steps(
             r"--speculative-num-steps \+ 1 = 4.*got 8",
         ),
         (
-            (NAME, "EAGLE", "--speculative-eagle-topk", "4"),
-            "--speculative-eagle-topk 4: trees are made of n-grams, and mtp guesses chains",
+            (NAME, "auto", "--speculative-eagle-topk", "4"),
+            "--speculative-eagle-topk 4 makes trees of guesses, and auto chooses the length of",
         ),
         (
             (NAME, "ngram", TOPK, "2", "--speculative-num-steps", "5", TOKENS, "5"),

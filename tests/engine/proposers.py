@@ -87,7 +87,7 @@ class KnownTree:
         self.branched = 0  # rows with trees that are no chain
 
     def propose_tree(
-        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int, step: DecodingStep
     ) -> tuple[Tensor, Tensor, Tensor]:
         drafts, nodes = torch.zeros((2, len(rows), most), dtype=torch.int64)
         counts = torch.zeros(len(rows), dtype=torch.int64)

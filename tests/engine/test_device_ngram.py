@@ -29,7 +29,8 @@ def tables_of(sequences: list[list[int]], rng: random.Random) -> RequestTables:
 def _step(ends: Tensor) -> DecodingStep:
     """A step, which n-grams are guessed without."""
     none = torch.zeros_like(ends)
-    return DecodingStep(none, none, (), lambda logits, _: logits.argmax(-1), none > 0, 0)
+    first = lambda logits, _, most: logits.topk(most)  # noqa: E731
+    return DecodingStep(none, none, (), lambda logits, _: logits.argmax(-1), first, none > 0, 0)
 
 
 @pytest.fixture(params=[KernelChoice.TORCH, KernelChoice.AUTO])

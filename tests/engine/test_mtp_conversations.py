@@ -1,8 +1,10 @@
-"""Random conversations of engines that draft by multi-token prediction, in pools so small that
-requests wait, are preempted and lose what is cached of them: plain decoding's answers."""
+"""Random conversations of engines that draft by multi-token prediction, and of engines with trees
+of drafts, in pools so small that requests wait, are preempted and lose what is cached of them:
+plain decoding's answers."""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from engine.test_mtp_drafts import (
     poisoned,
     random_prompt,
     random_sampling,
-    right_of,
 )
 from engine.test_oracle import load
 from mtp_models import MtpCheckpoints
@@ -28,12 +29,14 @@ from engine import test_mtp_drafts as drafts
 TOGETHER = 10  # conversations of one engine
 TURNS = 4
 LONGEST = 200  # tokens of a conversation that goes on
+MTP, NGRAM = SpeculativeAlgorithm.MTP, SpeculativeAlgorithm.NGRAM
 CANCELLED = 0.25  # of the turns
+TREES = (2, 3, 4)  # continuations of a request
 
 folder = drafts.folder
 
 
-def small_engine(folder: Path, rng: random.Random) -> Engine:
+def small_engine(folder: Path, rng: random.Random, topk: int) -> Engine:
     return load(
         folder,
         pages=rng.choice([18, 22, 40]),
@@ -43,8 +46,10 @@ def small_engine(folder: Path, rng: random.Random) -> Engine:
         mamba_track_interval=16,
         overlap=rng.random() < 0.7,
         mtp=True,
-        speculative_algorithm=SpeculativeAlgorithm.MTP,
-        speculative_num_draft_tokens=rng.choice([2, 3, 4, 8]),
+        speculative_algorithm=MTP if topk == 1 else rng.choice([MTP, NGRAM]),
+        speculative_num_draft_tokens=rng.choice([2, 3, 4, 8] if topk == 1 else [3, 5, 8, 16]),
+        speculative_eagle_topk=topk,
+        speculative_num_steps=None if topk == 1 else rng.choice([1, 2, 3, 5, None]),
         canary=True,
     )
 
@@ -78,13 +83,16 @@ def converse(plain: Engine, engine: Engine, rng: random.Random) -> None:
     assert_clean(engine)
 
 
-def converse_in_pools(folder: Path, pools: int, rng: random.Random) -> Counter[str]:
-    """Hold conversations in so many engines of random sizes, and return what came about."""
+def converse_in_pools(
+    folder: Path, pools: int, rng: random.Random, topks: Sequence[int] = (1,)
+) -> Counter[str]:
+    """Hold conversations in so many engines of random sizes, and return what came about. topks: of
+    trees, among which each engine has one; 1: chains."""
     plain, counted = poisoned(options(folder)), Counter[str]()
     for _ in range(pools):
-        engine = small_engine(folder, rng)
+        engine = small_engine(folder, rng, rng.choice(topks))
         converse(plain, engine, rng)
-        counted["right"] += right_of(engine)
+        counted["right"] += engine.counters.draft_tokens_accepted
         counted["preempted"] += engine.counters.preemptions
         counted["hit"] += engine.counters.state_hit_tokens
         engine.close()
@@ -99,11 +107,21 @@ def test_conversations_give_the_answers_of_plain_decoding(
     assert counted["right"] > 50
 
 
+def test_so_do_conversations_with_trees(folder: Path, seeded: random.Random) -> None:
+    counted = converse_in_pools(folder, 2, seeded, TREES)
+    assert counted["right"] > 50
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("topks", [(1,), TREES], ids=["chains", "trees"])
 @pytest.mark.parametrize("name", ["qwen3_next_moe", "nemotron_moe", "deepseek3_grouped"])
 def test_so_do_three_hundred(
-    mtp_checkpoints: MtpCheckpoints, folder: Path, name: str, seeded: random.Random
+    mtp_checkpoints: MtpCheckpoints,
+    folder: Path,
+    name: str,
+    topks: Sequence[int],
+    seeded: random.Random,
 ) -> None:
-    counted = converse_in_pools(mtp_checkpoints.folder(name), 300 // TOGETHER, seeded)
+    counted = converse_in_pools(mtp_checkpoints.folder(name), 300 // TOGETHER, seeded, topks)
     assert counted["right"] > 1000 and counted["preempted"] and counted["hit"]

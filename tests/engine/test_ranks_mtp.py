@@ -23,11 +23,13 @@ from engine.test_mtp_drafts import (
     assert_same_tokens,
     both_dtypes,
     options,
+    poisoned,
     requests,
     right_of,
     taken,
     with_mtp,
 )
+from engine.test_mtp_trees import Trees, with_trees
 from engine.test_ranks import follower_of, until_it_raises
 from mtp_models import MtpCheckpoints
 
@@ -40,7 +42,7 @@ from baton.engine.engine import Engine
 from baton.engine.request.events import Event
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.config import EngineConfig
-from engine import test_auto_mtp
+from engine import test_auto_mtp, test_mtp_trees
 from engine import test_mtp_drafts as one_rank
 
 FAMILIES = ("qwen3_next_moe", "qwen3_5_tied", "nemotron_moe", "deepseek3_grouped")
@@ -48,6 +50,7 @@ FAMILIES = ("qwen3_next_moe", "qwen3_5_tied", "nemotron_moe", "deepseek3_grouped
 guessed = one_rank.guessed
 folder = one_rank.folder
 random_rows = test_auto_mtp.random_rows
+trees = test_mtp_trees.trees
 
 
 @contextmanager
@@ -89,6 +92,31 @@ def test_answers_are_the_bits_of_plain_decoding_on_as_many_ranks(
         assert right_of(engine) > 10
         assert engine.counters.state_hit_tokens >= GRID
     assert_same(specs, expected, found)
+
+
+@pytest.mark.parametrize(
+    "name", [FAMILIES[0], *(pytest.param(each, marks=pytest.mark.chaos) for each in FAMILIES[1:])]
+)
+def test_trees_give_the_bits_of_plain_decoding_on_as_many_ranks(
+    mtp_checkpoints: MtpCheckpoints, folder: Path, name: str, trees: Trees
+) -> None:
+    """The layer's hidden states and entries of each path are the other ranks' own: trees are those
+    of one rank, but for near ties."""
+    config = replace(options(folder), model=mtp_checkpoints.folder(name))
+    drafting = with_trees(config, 3, 8, 3)
+    specs = requests(random.Random(name), (1, 16, 65, 130))
+    with on_ranks(config) as plain:
+        expected = twice(plain, specs)
+    with on_ranks(drafting) as engine:
+        assert_same(specs, expected, twice(engine, specs))
+        assert not engine._runner.rank_findings()
+        assert right_of(engine) > 10
+    found = dict(trees)
+    trees.clear()
+    twice(poisoned(drafting), specs)
+    common = found.keys() & trees.keys()
+    assert len(common) > 20
+    assert sum(found[ids] == trees[ids] for ids in common) > 0.9 * len(common)
 
 
 def test_drafts_are_those_of_one_rank(folder: Path, guessed: Guessed) -> None:

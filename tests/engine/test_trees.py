@@ -143,8 +143,11 @@ def test_links_stay_where_they_are(seeded: random.Random) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"speculative_algorithm": SpeculativeAlgorithm.AUTO}, "auto guesses chains: use ngram"),
-        ({"device": "cuda"}, "kernels on cuda do not read the links of a tree"),
+        (
+            {"speculative_algorithm": SpeculativeAlgorithm.AUTO},
+            "auto chooses the length of chains",
+        ),
+        ({"device": "cuda"}, "device is cuda: trees are verified on CPUs alone"),
         ({"speculative_num_draft_tokens": 17}, "must be 2 to 16; got 17"),
         ({"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 9}, "be 2 to 8; got 9"),
     ],
