@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -38,12 +38,20 @@ def served(tiny: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]"
         yield serve, list(tmp_path.glob("baton-*/*/state.json"))
 
 
+def names_under(serve: "subprocess.Popen[str]") -> list[str]:
+    names = []
+    for process in psutil.Process(serve.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            names.append(process.name())
+    return names
+
+
 def test_nothing_of_ray_outlives_a_killed_serve(tiny: Path, tmp_path: Path) -> None:
     with served(tiny, tmp_path) as (serve, _):
+        wait_until(lambda: any(name.startswith("ray::Runtime") for name in names_under(serve)))
         under = psutil.Process(serve.pid).children(recursive=True)
-        assert any(process.name().startswith("ray::Runtime") for process in under), "Ray's agents"
         serve.kill()
-        _, alive = psutil.wait_procs(under, timeout=DEADLINE_S / 5)
+        _, alive = psutil.wait_procs(under, timeout=DEADLINE_S)
     assert not alive
 
 
