@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from baton.core.drafts import NO_DRAFTS, DraftUsage
 from baton.core.errors import ApiError
@@ -72,3 +73,19 @@ class Finished:
     synthetic_acceptance: float = 0.0
     # Of the completion, up to the end of its reasoning. Counted where its text is read.
     reasoning_tokens: int = 0
+
+
+T = TypeVar("T", Usage, Timings, Finished)
+
+
+def altered(value: T, **fields: Any) -> T:
+    """Return a value with other values of these fields. Raises TypeError for a name that is none.
+
+    `dataclasses.replace` takes five times as long, and every answer's end is altered three times.
+    """
+    if not fields.keys() <= value.__dict__.keys():
+        unknown = sorted(fields.keys() - value.__dict__.keys())
+        raise TypeError(f"{type(value).__name__} has no {unknown}")
+    made = object.__new__(type(value))
+    made.__dict__.update(value.__dict__, **fields)
+    return made

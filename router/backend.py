@@ -13,7 +13,7 @@ from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, StoppedError
-from baton.core.finish import Finished, FinishReason
+from baton.core.finish import Finished, FinishReason, altered
 from baton.core.role import Role
 from baton.core.supervised import ProcessSupervisor
 from baton.router.binder import Binder
@@ -288,16 +288,16 @@ class RouterBackend:
     def _dispatch(
         self, live: LiveRequest, assignment: Assignment, session: RankSession
     ) -> AnswerStream:
-        before = live.stream
-        state_at = assignment.state_at
-        start = live.next_attempt(assignment.prefills, state_at)
+        before, state_at = live.stream, assignment.state_at
+        message = live.next_attempt(assignment.prefills, state_at)
+        start = message.start
         start.junctions.extend(assignment.junctions)
         start.prefill_here = assignment.here
         if live.trace is not None:
             start.trace.CopyFrom(
                 live.trace.placed(self._clock(), live.attempt, assignment.rank, assignment.prefills)
             )
-        live.stream = session.start(start, 0 if before is None else before.scored_to)
+        live.stream = session.start(message, 0 if before is None else before.scored_to)
         live.placed.append(PlacedAttempt(live.attempt, self._clock(), assignment))
         self._metrics.cluster.placed(assignment.rank, assignment.reader)
         self._metrics.cluster.readers.chosen(assignment.decision)
@@ -339,13 +339,13 @@ class RouterBackend:
         if event.error is None:
             self._metrics.finished(usage, timings, live.request.owner)
         else:
-            usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
+            usage = altered(usage, prompt_tokens=len(live.request.prompt_ids))
         drawn = self._table.synthetic_acceptance
-        finished = replace(event, usage=usage, timings=timings, synthetic_acceptance=drawn)
+        finished = altered(event, usage=usage, timings=timings, synthetic_acceptance=drawn)
         live.finished = finished
         if live.request.explain:
             live.attempt_over(self._clock(), live.outcome)
-            finished = replace(finished, explanation=self.explanations.of(live))
+            finished = altered(finished, explanation=self.explanations.of(live))
         if live.trace is not None:
             live.trace.finished(finished)
         return finished

@@ -1,8 +1,9 @@
 """The router's Prometheus metrics."""
 
 from collections.abc import Callable
+from functools import cache
 
-from prometheus_client import generate_latest
+from prometheus_client import Counter, generate_latest
 
 from baton.api.admission.admission_queue import AdmissionQueue
 from baton.core.finish import Timings, Usage
@@ -41,12 +42,12 @@ class RouterMetrics:
         self._state_hit_tokens = make.counter(
             "state_hit_tokens", "Tokens of the prefixes whose state a rank was known to hold."
         )
-        self._active = make.gauge("requests_active", "Requests that have not ended.")
-        self._capacity = make.gauge(
-            "requests_capacity", "Requests that the decode ranks run at once."
-        )
-        self._queued = make.gauge(
-            "requests_queued", "Requests beyond those that the decode ranks run at once."
+        self._load = (
+            make.gauge("requests_active", "Requests that have not ended."),
+            make.gauge("requests_capacity", "Requests that the decode ranks run at once."),
+            make.gauge(
+                "requests_queued", "Requests beyond those that the decode ranks run at once."
+            ),
         )
         self._certificates = make.gauge(
             "certificate_expiry_seconds", "Time until a certificate's end.", "certificate"
@@ -64,6 +65,7 @@ class RouterMetrics:
         self._itl = make.histogram("itl", "Time between successive output tokens.")
         self._keys = KeyMetrics(self.registry)
         # `labels` takes a lock, and a rate needs the 0 before the first request.
+        self._outcome: Callable[[str], Counter] = cache(self._requests.labels)
         self._kinds = [self._tokens.labels(kind) for kind in ("prompt", "output")]
 
     def page(self) -> bytes:
@@ -90,9 +92,10 @@ class RouterMetrics:
 
     def serves(self, active: Callable[[], float], capacity: Callable[[], float]) -> None:
         """Export the router's load. active, capacity: called when they are scraped."""
-        self._active.set_function(active)
-        self._capacity.set_function(capacity)
-        self._queued.set_function(lambda: max(active() - capacity(), 0))
+        present, most, queued = self._load
+        present.set_function(active)
+        most.set_function(capacity)
+        queued.set_function(lambda: max(active() - capacity(), 0))
 
     def certificate(self, name: str, seconds_left: Callable[[], float]) -> None:
         """Export a certificate's end. seconds_left: called when it is scraped."""
@@ -114,7 +117,7 @@ class RouterMetrics:
 
         owner: its API key's name. broken_off: what there was of one that no rank finished.
         """
-        self._requests.labels(outcome).inc()
+        self._outcome(outcome).inc()
         self._keys.ended(owner, outcome)
         if broken_off is not None:
             self._count(broken_off.usage, owner)
@@ -139,9 +142,10 @@ class RouterMetrics:
         prompt, output = self._kinds
         prompt.inc(usage.prompt_tokens)
         output.inc(usage.completion_tokens)
-        self._cached.every.inc(usage.cached_tokens)
-        self._cached.host.inc(usage.cached_host_tokens)
-        self._cached.file.inc(usage.cached_file_tokens)
+        if usage.cached_tokens:
+            self._cached.every.inc(usage.cached_tokens)
+            self._cached.host.inc(usage.cached_host_tokens)
+            self._cached.file.inc(usage.cached_file_tokens)
 
 
 def _ttft_parts(t: Timings) -> tuple[int, ...]:

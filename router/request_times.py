@@ -3,9 +3,9 @@
 Only durations are exchanged between processes, because their clocks are not comparable.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from baton.core.finish import Timings, Usage
+from baton.core.finish import Timings, Usage, altered
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class RequestTimes:
         e2e = _us(finished - self.arrived)
         queue = 0 if self.dispatched is None else _us(self.dispatched - self.arrived)
         if self.first_out is None:
-            return replace(rank, e2e_us=e2e, router_queue_us=queue)
+            return altered(rank, e2e_us=e2e, router_queue_us=queue)
         if attempt != self._attempt:
-            rank = replace(rank, prefill_queue_us=0, prefill_us=0)
+            rank = altered(rank, prefill_queue_us=0, prefill_us=0)
         ttft = _us(self.first_out - self.arrived)
         delivery = self._held_us + _us(self.first_out - self._first_in)
         seen = queue + rank.prefill_queue_us + rank.prefill_us + delivery
-        return replace(
+        return altered(
             rank,
             e2e_us=e2e,
             router_queue_us=queue,

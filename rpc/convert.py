@@ -5,9 +5,10 @@ needs no line here. tests/rpc/test_convert.py compares the names.
 """
 
 from dataclasses import fields
+from operator import attrgetter
 from typing import Protocol, TypedDict
 
-from baton.core.drafts import DraftCount, DraftUsage
+from baton.core.drafts import NO_DRAFTS, DraftCount, DraftUsage
 from baton.core.errors import RequestError
 from baton.core.finish import End, Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
@@ -18,6 +19,9 @@ from baton.proto import common_pb2
 from baton.rpc.errors import error_from_proto, error_to_proto
 
 _SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+_USAGE_COUNTS = tuple(field.name for field in fields(Usage) if field.name != "drafts")
+_usage_counts = attrgetter(*_USAGE_COUNTS)
+_timings_fields = attrgetter(*(field.name for field in fields(Timings)))
 _TO_REASON = {
     FinishReason.STOP: common_pb2.STOP,
     FinishReason.LENGTH: common_pb2.LENGTH,
@@ -140,8 +144,8 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
 
 
 def usage_from_proto(message: common_pb2.Usage) -> Usage:
-    given = {field.name: getattr(message, field.name) for field in fields(Usage)}
-    return Usage(**given | {"drafts": drafts_from_proto(message.drafts)})
+    drafts = drafts_from_proto(message.drafts) if message.HasField("drafts") else NO_DRAFTS
+    return Usage(**dict(zip(_USAGE_COUNTS, _usage_counts(message), strict=True)), drafts=drafts)
 
 
 def drafts_to_proto(drafts: DraftUsage) -> common_pb2.DraftUsage:
@@ -161,7 +165,7 @@ def timings_to_proto(timings: Timings) -> common_pb2.Timings:
 
 
 def timings_from_proto(message: common_pb2.Timings) -> Timings:
-    return Timings(**{field.name: getattr(message, field.name) for field in fields(Timings)})
+    return Timings(*_timings_fields(message))
 
 
 def finished_to_proto(finished: Finished) -> common_pb2.Finished:

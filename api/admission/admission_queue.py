@@ -202,8 +202,12 @@ class AdmissionQueue:
         elif over > 0:
             raise self._full(waiting, over)
         self._places[waiting] = place
-        self._queue.add(waiting)
-        self.call_next(room)
+        if waits:
+            self._queue.add(waiting)
+            self.call_next(room)
+        else:
+            self._queue.pass_by(waiting)
+            self._call(place, room)
         return place
 
     def check(self, key: KeyName) -> None:
@@ -225,14 +229,10 @@ class AdmissionQueue:
                 lambda each: self._fits(each, room), lambda key: self._may(key, room)
             )
         ) is not None:
-            place = self._places[waiting]
-            place.boost = self._boost(waiting.key)
-            place.for_rank = not self._prefill_fits(waiting, room)
-            waiting.tried = room.changes if place.for_rank else None
-            self._add_use(waiting, 1)
-            self._took(waiting.tokens)
-            place.call()
-            self._count(place, 1)
+            self._rate.left(waiting.tokens)
+            if not self._queue:
+                self._rate.end()
+            self._call(self._places[waiting], room)
 
     def again(self, place: QueuePlace) -> None:
         """Take a request back that had its turn. It may wait whatever the bounds, at no cost."""
@@ -278,6 +278,16 @@ class AdmissionQueue:
         self._queue.correct(waiting.key, used - waiting.tokens)
         self.call_next()
 
+    def _call(self, place: QueuePlace, room: Room) -> None:
+        """Let a request go on that is not in the queue any more."""
+        waiting = place.waiting
+        place.boost = self._boost(waiting.key)
+        place.for_rank = not self._prefill_fits(waiting, room)
+        waiting.tried = room.changes if place.for_rank else None
+        self._add_use(waiting, 1)
+        place.call()
+        self._count(place, 1)
+
     def _count(self, place: QueuePlace, by: int) -> None:
         """Count a request in those of its step, or out of them."""
         if place.step is PlaceStep.CALLED:
@@ -291,11 +301,6 @@ class AdmissionQueue:
         requests, tokens = self._under_way.get(waiting.key, NOTHING)
         self._under_way[waiting.key] = Use(requests + by, tokens + by * waiting.tokens)
         self._limit.note(waiting.key, requests + by)
-
-    def _took(self, tokens: int) -> None:
-        self._rate.left(tokens)
-        if not self._queue:
-            self._rate.end()
 
     def _may(self, key: KeyName, room: Room) -> bool:
         return self._limit.allows(key, len(room.by_rank))
@@ -323,6 +328,8 @@ class AdmissionQueue:
         return ranks > self._called_for_rank and waiting.prompt_tokens <= most
 
     def _boost(self, key: KeyName) -> int:
+        if self._under_way.keys() <= {key}:
+            return 0
         own = self._under_way.get(key, NOTHING).tokens / self._share_of(key)
         others = (
             use.tokens / self._share_of(name)

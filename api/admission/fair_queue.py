@@ -91,15 +91,19 @@ class FairQueue:
         return self._count
 
     def add(self, waiting: Waiting) -> None:
-        flow = self._flows.get(waiting.key)
-        if flow is None:
-            flow = self._flows[waiting.key] = _Flow(self._share_of(waiting.key))
-        if not flow.waiting:
-            flow.share = self._share_of(waiting.key)
-            flow.served = max(flow.served, self._present)
+        flow = self._flow_of(waiting.key)
         insort(flow.waiting, waiting, key=_by_turn)
         flow.due += waiting.due < inf
         self._change(flow, 1, waiting.tokens)
+
+    def pass_by(self, waiting: Waiting) -> None:
+        """Count the tokens of a request as served that comes while nobody waits, and need not.
+
+        It does what `add` and `pop` do then.
+        """
+        flow = self._flow_of(waiting.key)
+        self._present = flow.served
+        flow.served += waiting.tokens / flow.share
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request, which costs its key nothing. It must be here."""
@@ -178,6 +182,16 @@ class FairQueue:
                 return None
             found.append(left[most].pop())
         return found
+
+    def _flow_of(self, key: KeyName) -> _Flow:
+        """Return the flow of a key that a request is added to; its first begins at the present."""
+        flow = self._flows.get(key)
+        if flow is None:
+            flow = self._flows[key] = _Flow(self._share_of(key))
+        if not flow.waiting:
+            flow.share = self._share_of(key)
+            flow.served = max(flow.served, self._present)
+        return flow
 
     def _change(self, flow: _Flow, requests: int, tokens: int) -> None:
         flow.tokens += tokens

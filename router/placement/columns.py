@@ -45,7 +45,7 @@ class Columns:
         """The rows of the workers that do not leave."""
         table.subscribe(self._on_change)
         table.subscribe_reports(self._on_report)
-        load.subscribe(self._on_load)
+        load.subscribe(self.rows, self._set_load)
         self._shown: tuple[object, ...] = ()  # what a view shows, but for its last two fields
         self._fill()
 
@@ -54,12 +54,6 @@ class Columns:
         rows = self.rows
         held = {rows[name]: tokens for name, tokens in cached.items() if name in rows}
         return RoleView._make((*self._shown, held, candidates))
-
-    def _on_load(self, worker_id: str) -> None:
-        """Follow a change of the load that this router puts on a worker."""
-        row = self.rows.get(worker_id)
-        if row is not None:
-            self._set_load(row, self.workers[row])
 
     def _on_report(self, worker: Worker) -> None:
         row = self.rows.get(worker.worker_id)
@@ -77,7 +71,8 @@ class Columns:
         self.workers = self._table.workers(self._role)
         self.ids = [worker.worker_id for worker in self.workers]
         self.shared = 0
-        self.rows = {name: row for row, name in enumerate(self.ids)}
+        self.rows.clear()  # in place: the load has it too
+        self.rows.update({name: row for row, name in enumerate(self.ids)})
         self.numbers = [worker.rank for worker in self.workers]
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
@@ -103,10 +98,12 @@ class Columns:
         if most is None:
             most = prompt_tokens(worker) if self._role is Role.PREFILL else worker.capacity
         self.most[row] = most
-        self._set_load(row, worker)
+        self._set_load(row)
 
-    def _set_load(self, row: int, worker: Worker) -> None:
-        name, reported = worker.worker_id, self.reported[row]
+    def _set_load(self, row: int) -> None:
+        """Follow a change of what a worker reports, or of the load that this router puts on it."""
+        worker, reported = self.workers[row], self.reported[row]
+        name = worker.worker_id
         placed = self.placed[row] = self._load.requests[name]
         full = (reported if reported > placed else placed) / self.capacity[row]
         held = worker.status.memory_held

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 
-from baton.api.admission.room import DECODES_AHEAD, Room
+from baton.api.admission.room import DECODES_AHEAD, RankRoom, Room
 from baton.api.errors import invalid
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -230,7 +229,7 @@ class Placer:
             sum(prefills.workers[row].share is not None for row in prefills.staying)
             if prefills.shared
             else 0,
-            cache(lambda: self.readers.room(rows)),
+            _RoomOnRanks(self.readers, rows),
             self._load.changes,
         )
 
@@ -343,6 +342,22 @@ class Placer:
                 expected=f"one of {valid}",
                 actual=rank,
             )
+
+
+class _RoomOnRanks:
+    """The room of ranks for prompts that they compute, weighed when it is first asked for."""
+
+    __slots__ = ("_found", "_readers", "_rows")
+
+    def __init__(self, readers: ReaderChoice, rows: Sequence[int]) -> None:
+        self._readers = readers
+        self._rows = rows
+        self._found: RankRoom | None = None
+
+    def __call__(self) -> RankRoom:
+        if self._found is None:
+            self._found = self._readers.room(self._rows)
+        return self._found
 
 
 def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> Placement:

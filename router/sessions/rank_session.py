@@ -21,7 +21,6 @@ from baton.proto.worker_pb2 import (
     RankMessage,
     Recall,
     RouterMessage,
-    StartRequest,
     StepTokens,
 )
 from baton.router.cluster_view.worker_table import Worker
@@ -78,11 +77,12 @@ class RankSession:
         self._outbox: Outbox[RouterMessage] = Outbox()
         self._steps = StepClock(options.step_times)
 
-    def start(self, request: StartRequest, scored_to: int = 0) -> AnswerStream:
-        """Send a request. Its tokens, or the reason why there are none, come out of the stream.
+    def start(self, message: RouterMessage, scored_to: int = 0) -> AnswerStream:
+        """Send the request of a message. Its tokens, or why there are none, come out of the stream.
 
         scored_to: prompt positions below this were scored by an earlier attempt.
         """
+        request = message.start
         stream = AnswerStream(
             request.request_id,
             request.attempt,
@@ -100,7 +100,7 @@ class RankSession:
         self._by_handle[stream.handle] = stream
         if request.prefill_here:
             self._reading.add(stream)
-        self._outbox.put(RouterMessage(start=request))
+        self._outbox.put(message)
         return stream
 
     def end(self, stream: AnswerStream, reason: str) -> None:

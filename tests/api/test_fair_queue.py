@@ -38,6 +38,23 @@ def test_requests_of_one_key_are_served_by_turn() -> None:
     assert (len(waits), waits.tokens) == (0, 0)
 
 
+def test_who_passes_by_an_empty_queue_is_charged_as_who_waits_in_it() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, waited, passed = random.Random(seed), queue(), queue()
+    for _ in range(200):
+        each = waiting(rng.choice([*SHARES]), rng.randrange(1, 99))
+        waited.add(each)
+        assert served(waited, 1) == [each]
+        passed.pass_by(each)
+    assert (len(passed), passed.tokens) == (0, 0)
+    later = [waiting(key, rng.randrange(1, 99)) for key in SHARES for _ in range(40)]
+    for each in later:
+        waited.add(each)
+        passed.add(each)
+    assert served(passed, len(later)) == served(waited, len(later))
+
+
 def due(at: float, priority: int = 0) -> Waiting:
     return replace(waiting("ada", priority=priority), due=at)
 

@@ -67,6 +67,7 @@ async def test_a_rank_gets_requests_of_one_turn_in_one_message_if_it_can_read_th
         (session,) = (each for each in gc.get_objects() if type(each) is RankSession and each.ready)
         names = [f"{number:032x}" for number in range(5)]
         for name in names:
-            session.start(StartRequest(request_id=name, attempt=1, prompt_ids=[3]))
+            start = StartRequest(request_id=name, attempt=1, prompt_ids=[3])
+            session.start(RouterMessage(start=start))
         assert [(await within(rank.starts.get())).request_id for _ in names] == names
         assert rank.sent_together == ([5] if minor > 1 else [1] * 5)

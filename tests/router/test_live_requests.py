@@ -45,15 +45,16 @@ def test_all_ids_are_the_prompt_and_what_the_client_has() -> None:
 
 def test_every_attempt_has_the_seed_that_the_first_one_drew() -> None:
     request = live()
-    seeds = {request.next_attempt([], None).sampling.seed for _ in range(3)}
+    seeds = {request.next_attempt([], None).start.sampling.seed for _ in range(3)}
     assert len(seeds) == 1
-    assert live().next_attempt([], None).sampling.seed not in seeds
+    assert live().next_attempt([], None).start.sampling.seed not in seeds
 
 
 def test_every_attempt_has_the_prediction() -> None:
     request = GenerateRequest("r", (5, 6, 7), SamplingParams(), prediction_ids=(8, 9))
     live = LiveRequest(request, RequestTimes(0.0), output_ids=[8])
-    assert [list(live.next_attempt([], None).prediction_ids) for _ in range(2)] == [[8, 9]] * 2
+    starts = [live.next_attempt([], None).start for _ in range(2)]
+    assert [list(start.prediction_ids) for start in starts] == [[8, 9]] * 2
 
 
 def test_drafts_are_guessed_from_texts_of_the_same_key_and_salt_alone() -> None:
@@ -67,7 +68,7 @@ def test_drafts_are_guessed_from_texts_of_the_same_key_and_salt_alone() -> None:
     scopes = set()
     for request in requests:
         live = LiveRequest(request, RequestTimes(0.0))
-        (scope,) = {live.next_attempt([], None).draft_scope for _ in range(2)}
+        (scope,) = {live.next_attempt([], None).start.draft_scope for _ in range(2)}
         assert len(scope) == SALT_BYTES
         scopes.add(scope)
     assert len(scopes) == len(requests)

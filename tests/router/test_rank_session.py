@@ -12,7 +12,7 @@ from baton.api.admission.step_times import DecodeStepTimes
 from baton.core.errors import PeerLostError
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import StartRequest, StepTokens
+from baton.proto.worker_pb2 import RouterMessage, StartRequest, StepTokens
 from baton.router.cluster_view.worker_table import WorkerTable
 from baton.router.sessions.rank_session import RankSession, SessionOptions
 
@@ -44,7 +44,7 @@ async def test_steps_beside_a_prompt_are_not_measured(ends: str) -> None:
     seen = SeenSteps()
     session = session_of(seen)
     session.ready = True
-    writing = session.start(StartRequest(request_id="a", attempt=1))
+    writing = session.start(RouterMessage(start=StartRequest(request_id="a", attempt=1)))
     tokens = itertools.count()
 
     def step(*more: tuple[int, int]) -> None:
@@ -58,7 +58,9 @@ async def test_steps_beside_a_prompt_are_not_measured(ends: str) -> None:
     for _ in range(3):
         step()
     assert seen.rows == [1, 1]
-    computed = session.start(StartRequest(request_id="b", attempt=1, prefill_here=True))
+    computed = session.start(
+        RouterMessage(start=StartRequest(request_id="b", attempt=1, prefill_here=True))
+    )
     for _ in range(3):
         step()
     assert seen.rows == [1, 1]

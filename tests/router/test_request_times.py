@@ -1,9 +1,12 @@
 """The split of a request's time."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.finish import Timings
+from baton.core.finish import Timings, Usage, altered
 from baton.router.request_times import RequestTimes
 
 durations = st.integers(0, 10_000_000)  # us
@@ -56,3 +59,11 @@ def test_a_later_attempt_says_nothing_of_the_first_token() -> None:
     times.first_token(1, 0.009, 0, 0.01)
     seen = times.split(Timings(prefill_us=99_000, transfer_us=9), 2, 0.02)
     assert (seen.prefill_us, seen.network_us, seen.transfer_us) == (0, 9_000, 9)
+
+
+@given(st.builds(Timings, *[durations] * 3), durations)
+def test_an_altered_value_is_what_replace_makes(timings: Timings, us: int) -> None:
+    assert altered(timings, e2e_us=us) == replace(timings, e2e_us=us)
+    assert timings.e2e_us == 0
+    with pytest.raises(TypeError, match=r"Usage has no \['tokens'\]"):
+        altered(Usage(), prompt_tokens=1, tokens=us)
