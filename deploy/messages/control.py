@@ -10,6 +10,7 @@ import socket
 import socketserver
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from baton.core.supervised import OnFailure, ProcessSupervisor, thread
@@ -28,7 +29,7 @@ Handlers = Mapping[str, Handler]
 
 SILENCE_S = 900.0
 """Longest wait between two lines of the answer: a worker's start, or a drain."""
-
+_LOOK_S = 0.05  # between two looks whether to end: a refused start and a stop wait for one
 
 STOP = "stop"
 DESCRIBE = "describe"
@@ -92,7 +93,8 @@ def serving(
     except OSError as err:
         raise StartError(f"cannot listen for commands at {path}: {err}") from err
     # ANEW: each connection has a thread of its own, and the socket stays open.
-    thread(server.serve_forever, owner, OnFailure.ANEW, "control socket", may_return=True)
+    serve = partial(server.serve_forever, poll_interval=_LOOK_S)
+    thread(serve, owner, OnFailure.ANEW, "control socket", may_return=True)
     try:
         yield
     finally:
