@@ -113,7 +113,7 @@ class Strict(BaseHTTPRequestHandler):
 @pytest.fixture
 def strict() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), Strict) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

@@ -59,7 +59,7 @@ def https(files: CertificateFiles) -> Iterator[str]:
     context.load_cert_chain(files.certificate, files.key)
     with HTTPServer(("127.0.0.1", 0), Informing) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"https://127.0.0.1:{server.server_port}"
         server.shutdown()
