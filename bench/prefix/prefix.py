@@ -14,6 +14,7 @@ from baton.bench.prefix import clairvoyant
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.bench.prefix.cluster import Placed, PlacedReplay
 from baton.bench.prefix.replay import Replay, Replayed
+from baton.bench.prefix.tiers import TierBudget
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest, read
 from baton.router.policies.registry import POLICIES
 
@@ -54,8 +55,10 @@ class _Traffic:
     runs: TokenRuns
     page_size: int
 
-    def replay(self, grid: int, at: CacheBudget, snapshots: int) -> Replayed:
-        replay = Replay(self.page_size, grid, at, snapshots, SIZES)
+    def replay(
+        self, grid: int, at: CacheBudget, snapshots: int, behind: TierBudget | None = None
+    ) -> Replayed:
+        replay = Replay(self.page_size, grid, at, snapshots, SIZES, behind)
         sums = replay.run(self.runs.keys(self.requests))
         replay.check()
         return sums
@@ -101,13 +104,20 @@ class _Traffic:
 
 
 def _on_grid(
-    traffic: _Traffic, grid: int, sizes: Sequence[float], ratio: float, snapshots: int
-) -> dict[str, float]:
-    results = {"best_hit_rate": traffic.best(grid).hit_rate}
+    traffic: _Traffic, grid: int, sizes: Sequence[float], ratio: float, snapshots: int,
+    behind: TierBudget | None,
+) -> dict[str, float]:  # fmt: skip
+    best = traffic.best(grid).hit_rate
+    results = {"best_hit_rate": best}
     for size in sizes:
         at = traffic.divided(size, ratio)
-        done = traffic.replay(grid, at, snapshots)
+        done = traffic.replay(grid, at, snapshots, behind)
         results[f"hit_rate_{size:g}"] = done.hit_rate
+        if behind is not None:
+            results[f"of_best_{size:g}"] = done.hit_rate / (best or 1.0)
+            results[f"host_{size:g}"] = done.host / (done.hit or 1)
+            results[f"file_{size:g}"] = done.file / (done.hit or 1)
+            results[f"pools_{size:g}"] = traffic.replay(grid, at, snapshots).hit_rate
         results[f"short_of_slots_{size:g}"] = done.short_of_slots
         results[f"one_{size:g}"] = traffic.replay(grid, at, 1).hit_rate
         results[f"clairvoyant_{size:g}"] = traffic.clairvoyant(grid, size)
@@ -175,6 +185,10 @@ def _on_cluster(
               "largest of --budgets, behind the router's own placement.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), default=16, show_default=True,
               help="Prefill workers, with --cluster.")  # fmt: skip
+@click.option("--host-gb", type=click.FloatRange(0), default=0.0, help="Gigabytes of a host's tier "
+              "behind each of --budgets, divided as they are; 0: none.")  # fmt: skip
+@click.option("--file-gb", type=click.FloatRange(0), default=0.0,
+              help="Gigabytes of files behind the host's tier; 0: none.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), default=None, help="Only the first ones.")
 @seed_option
 @json_option
@@ -187,6 +201,8 @@ def prefix(
     ratios: tuple[float, ...],
     cluster: bool,
     workers: int,
+    host_gb: float,
+    file_gb: float,
     requests: int | None,
     seed: int | None,
     json_wanted: bool,
@@ -199,6 +215,11 @@ def prefix(
     future; short_of_slots_<GB>: the share of evicted bytes that went because slots, not pages, ran
     short. grid256_…: with snapshots at the depths that the model allows, where the trace cannot
     tell that prompts are equal. hit_rate_<GB>_ratio_<r>: by the division of memory.
+
+    With --host-gb and --file-gb, hit_rate_<GB> counts what comes back from there, and one infinite
+    cache would have hit the same where of_best_<GB> is 1. host_<GB>, file_<GB>: the shares of those
+    hits that came from the host's tier and from files; pools_<GB>: hit_rate_<GB> without tiers.
+    Copies are over at once, so no time is in this: `baton bench tiers` measures theirs.
 
     With --cluster: hit_rate_<policy>_<load>, and of_best_…, its share of best_hit_rate, of each
     policy at each load. At a load of 1, workers with an infinite cache could just keep up with it.
@@ -216,6 +237,10 @@ def prefix(
                 f"snapshots lie at page boundaries: the grid of {each} tokens must be a multiple "
                 f"of --page-size; got {page_size}"
             )
+    if file_gb and not host_gb:
+        raise click.UsageError("files lie behind a host's tier: --file-gb needs --host-gb")
+    if cluster and host_gb:
+        raise click.UsageError("--host-gb is for one worker: leave it out with --cluster")
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
     traffic = _Traffic(read(trace, requests), TokenRuns(seed), page_size)
@@ -231,7 +256,11 @@ def prefix(
         config |= {"workers": workers, "gigabytes": max(budgets)}
         show(Report("prefix", config, results), json_wanted)
         return
-    results |= _on_grid(traffic, main, budgets, ratios[0], snapshots)
+    behind = None
+    if host_gb:
+        behind = TierBudget(traffic.divided(host_gb, ratios[0]), int(file_gb * 1e9))
+        config |= {"host_gb": host_gb, "file_gb": file_gb}
+    results |= _on_grid(traffic, main, budgets, ratios[0], snapshots, behind)
     if len(ratios) > 1:
         for size in budgets:
             for ratio in ratios:
@@ -239,6 +268,6 @@ def prefix(
                 results[f"hit_rate_{size:g}_ratio_{ratio:g}"] = done.hit_rate
                 results[f"short_of_slots_{size:g}_ratio_{ratio:g}"] = done.short_of_slots
     if grid is None:
-        model = _on_grid(traffic, MODEL_GRID, budgets, ratios[0], snapshots)
+        model = _on_grid(traffic, MODEL_GRID, budgets, ratios[0], snapshots, behind)
         results |= {f"grid{MODEL_GRID}_{name}": value for name, value in model.items()}
     show(Report("prefix", config, results), json_wanted)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _MOST_WANTED = 64
 """Prefixes that wait to be written; the oldest are forgotten."""
-_MOST_HITS = 1024
+MOST_HITS = 1024
 """Prefixes of which it is known that they were hit once."""
 _MOST_READS = 4
 """Prefixes that are read at once: each has a slot and pages of the host's memory."""
@@ -105,7 +105,7 @@ class FileTier:
         """Write the prefix that ends at `node` if it is hit a second time."""
         if node not in self._hits:
             self._hits[node] = None
-            if len(self._hits) > _MOST_HITS:
+            if len(self._hits) > MOST_HITS:
                 self._hits.popitem(last=False)
             return
         del self._hits[node]

@@ -13,6 +13,7 @@ from baton.bench.prefix.clairvoyant import Reuse, reuses
 from baton.bench.prefix.cluster import STEP_S, PlacedReplay
 from baton.bench.prefix.prefix import SIZES, TRACE_GRID, prefix
 from baton.bench.prefix.replay import Replay, Replayed
+from baton.bench.prefix.tiers import TierBudget
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
 from baton.router.policies.registry import POLICIES
 
@@ -150,6 +151,46 @@ def test_both_kinds_of_grid_are_printed_with_a_clairvoyant_each(trace: Path) -> 
     assert results["hit_rate"] == results["hit_rate_2"]
 
 
+SMALL = CacheBudget(60, 4)  # room for one prompt of `arrivals`, and little more
+PLENTY = CacheBudget(10_000, 10_000)
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_tiers_that_hold_all_make_a_small_pool_hit_as_an_infinite_one(
+    files: bool, seed: int
+) -> None:
+    prompts = [key for _, key in arrivals(random.Random(seed))]
+    behind = TierBudget(SMALL, 10**15) if files else TierBudget(PLENTY)
+    best, alone, tiered = (
+        Replay(PAGE, BLOCK, at, 1, SIZES, tiers)
+        for at, tiers in ((PLENTY, None), (SMALL, None), (SMALL, behind))
+    )
+    wanted, found, few = best.run(prompts), tiered.run(prompts), alone.run(prompts)
+    tiered.check()
+    assert few.hit < found.hit == wanted.hit
+    assert (found.file > 0) == files
+    assert 0 < found.host + found.file <= found.hit
+
+
+def test_files_over_their_budget_go(seed: int) -> None:
+    prompts = [key for _, key in arrivals(random.Random(seed))]
+    few_bytes = 4 * SIZES.of(BLOCK)
+    some, all_of_them = (
+        Replay(PAGE, BLOCK, SMALL, 1, SIZES, TierBudget(SMALL, nbytes)).run(prompts)
+        for nbytes in (few_bytes, 10**15)
+    )
+    assert some.hit < all_of_them.hit
+
+
+def test_a_trace_is_replayed_with_tiers_behind_each_budget(trace: Path) -> None:
+    report = printed(trace, "--budgets", "1", "--host-gb", "2", "--file-gb", "100")
+    results = report["results"]
+    assert results["pools_1"] < results["hit_rate_1"] == results["best_hit_rate"]
+    assert results["of_best_1"] == 1
+    assert results["file_1"] > 0 and results["host_1"] + results["file_1"] <= 1
+    assert report["config"]["host_gb"] == 2 and report["config"]["file_gb"] == 100
+
+
 def test_one_grid_and_several_divisions_can_be_asked_for(trace: Path) -> None:
     report = printed(trace, "--budgets", "1", "--grid", "128", "--mamba-full-memory-ratio", "2,0.5")
     results = report["results"]
@@ -164,6 +205,8 @@ def test_one_grid_and_several_divisions_can_be_asked_for(trace: Path) -> None:
     [
         (("--grid", "100"), "must be a multiple of --page-size; got 64"),
         (("--mamba-full-memory-ratio", "1,0"), "expected positive numbers"),
+        (("--file-gb", "8"), "--file-gb needs --host-gb"),
+        (("--cluster", "--host-gb", "8"), "leave it out with --cluster"),
         (("--budgets", "many"), "expected positive numbers"),
     ],
 )
