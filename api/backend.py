@@ -105,6 +105,18 @@ class Health:
     alive: bool = True  # False: this server will never answer again; start another
 
 
+@dataclass(frozen=True)
+class CachePart:
+    """The cached prefixes of one API key, of one salt, or of one salt of a key.
+
+    owner: the key's name; None: of requests with the salt. salt: as in `GenerateRequest`; SHARED:
+    all of the key's.
+    """
+
+    owner: str | None
+    salt: bytes = field(default=SHARED, repr=False)
+
+
 class Backend(Protocol):
     """A server of requests. Its methods raise `ApiError` and no other error of their own."""
 
@@ -143,8 +155,12 @@ class Backend(Protocol):
 
     async def health(self) -> Health: ...
 
-    async def flush_cache(self, timeout_s: float) -> None:
-        """Empty every prefix cache once idle. Raises DEADLINE_EXCEEDED when that takes longer."""
+    async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
+        """Empty every prefix cache once idle. Raises DEADLINE_EXCEEDED when that takes longer.
+
+        part: what alone is removed, once no request uses it, from all memories and from files.
+        Raises INVALID_REQUEST for one that the cache scope does not have.
+        """
         ...
 
 
@@ -172,5 +188,5 @@ class WrappedBackend:
     async def health(self) -> Health:
         return await self._backend.health()
 
-    async def flush_cache(self, timeout_s: float) -> None:
-        await self._backend.flush_cache(timeout_s)
+    async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
+        await self._backend.flush_cache(timeout_s, part)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from baton.api.backend import GenerateRequest
+from baton.api.backend import CachePart, GenerateRequest
 from baton.api.errors import invalid
-from baton.core.cache_salt import CacheScope, make_salt
+from baton.core.cache_salt import CacheScope, key_part, key_salt, make_salt
 
 MAX_SALT_CHARS = 1024
 
@@ -14,7 +14,30 @@ def in_scope(request: GenerateRequest, scope: CacheScope) -> GenerateRequest:
     """Return the request with the salt that engines are given."""
     if scope is CacheScope.SHARED:
         return request
-    return replace(request, cache_salt=make_salt(request.owner or "", request.cache_salt))
+    return replace(request, cache_salt=key_salt(request.owner or "", request.cache_salt))
+
+
+def salts_of(part: CachePart | None, scope: CacheScope) -> bytes:
+    """Return the beginning of the salts of a part of the caches; b"" for all. Raises
+    INVALID_REQUEST for a part that the scope does not have.
+    """
+    if part is None:
+        return b""
+    if scope is CacheScope.SHARED:
+        if part.owner is not None:
+            raise invalid(
+                "api_key",
+                "this server's cache scope is shared, so prefixes are not kept apart by API key; "
+                "name a cache_salt alone, or nothing to remove all",
+            )
+        return part.salt
+    if part.owner is None:
+        raise invalid(
+            "api_key",
+            "this server's cache scope is key, so a cache_salt divides the prefixes of one API "
+            "key; expected that key's name beside it",
+        )
+    return key_salt(part.owner, part.salt) if part.salt else key_part(part.owner)
 
 
 def client_salt(given: Mapping[str, str | None]) -> bytes:

@@ -7,6 +7,9 @@ from hashlib import blake2b
 SALT_BYTES = 16
 """The length of a salt, in bytes."""
 
+KEY_PART_BYTES = 8
+"""The length of the beginning that all salts of one API key have in common."""
+
 SHARED = b""
 """The salt of requests that name none: they share one part."""
 
@@ -31,6 +34,16 @@ def make_salt(*parts: str | bytes) -> bytes:
         data = part.encode() if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.digest()
+
+
+def key_part(owner: str) -> bytes:
+    """Return the beginning of the salts of an API key, by its name: KEY_PART_BYTES."""
+    return make_salt(owner)[:KEY_PART_BYTES]
+
+
+def key_salt(owner: str, salt: bytes) -> bytes:
+    """Return the salt of an API key's requests, which `salt` divides further."""
+    return key_part(owner) + make_salt(owner, salt)[KEY_PART_BYTES:]
 
 
 @lru_cache(maxsize=1024)  # most requests have one of few

@@ -27,6 +27,7 @@ BatonError                     INTERNAL
 │   ├── PatternError           INVALID_REQUEST    a schema's pattern that grammars cannot have
 │   └── GrammarBusyError       OVERLOADED         too many grammars at once
 ├── DamagedFileError           DATA_LOSS          a file of a prefix has other bytes [engine]
+├── KeptFileError              INTERNAL           a file of a prefix could not be removed [engine]
 ├── TransferError              INTERNAL           [transfer]
 │   ├── MoveError              INTERNAL           a hand-off made a move that its table lacks
 │   ├── TicketError            UNAVAILABLE        a ticket that is unknown, outdated or closed

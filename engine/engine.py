@@ -327,9 +327,9 @@ class Engine:
         owners = self._requests, self.reservations, self.prefixes.loans
         return findings + audit(self._pools, *owners, self._steps.batches)
 
-    def flush_cache(self) -> bool:
-        """Empty the prefix cache, but for what requests are using; return true if nothing was."""
-        return self._pools.flush()
+    def flush_cache(self, salts: bytes = b"") -> bool:
+        """Empty the prefix cache but for what is in use; true: nothing was. salts: see `remove`."""
+        return self.prefixes.remove(salts, self._requests) if salts else self._pools.flush()
 
     def generate(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.cache.cached_pools import CachedPools, FileCounts
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.layout.owners import Owner
 from baton.engine.request.request import Request
@@ -32,6 +32,7 @@ class EngineStatus:
     host_pages: dict[Owner, int] = field(default_factory=dict)
     host_saving: int = 0  # prefixes that are copied there, or wait for it
     host_loading: int = 0  # prefixes that are copied back
+    files: FileCounts | None = None  # None: it keeps no prefixes in files
 
 
 def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) -> EngineStatus:
@@ -50,6 +51,7 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
         host_pages=host_pages,
         host_saving=saving,
         host_loading=loading,
+        files=backup.file_counts() if backup is not None else None,
         shortages=pools.causes.lately,
         max_running=plan.max_running,
         max_model_len=plan.max_model_len,

@@ -219,6 +219,24 @@ MEMORY = Dashboard(
                 for event in ("recalls", "failures")
             ]),
         ]),
+        Row("Files of prefixes", [
+            Panel("Bytes of files", "bytes", [
+                Query(f"max ({of('baton_worker_file_bytes')})", "in use"),
+                Query(f"max ({of('baton_worker_file_limit_bytes')})", "limit"),
+            ], "Of --file-cache. Workers that share a folder all report the whole of it."),
+            Panel("Prompt tokens spared by files", "percentunit", [
+                Query(f"{rate('baton_engine_file_hit_tokens_total')}\n"
+                      f"  / {rate('baton_engine_prompt_tokens_total')}", "of all computed there")
+            ]),
+            Panel("Prefixes to and from files", "none", [
+                Query(f"sum by (kind) ({of('baton_worker_file_copies')})", "{{kind}}")
+            ]),
+            Panel("Written, missed and failed", "ops", [
+                Query(rate(f"baton_engine_{event}_total"), name)
+                for event, name in (("files_written", "written"), ("file_misses", "misses"),
+                                    ("file_failures", "failures"))
+            ]),
+        ]),
     ],
 )  # fmt: skip
 

@@ -180,7 +180,7 @@ class PlanPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "shortages", "queued_tokens", "rank_pids", "decode_step_us", "prompt_token_us", "beside_decode", "link_bytes_per_s", "slow_links", "state_bytes", "token_bytes", "memory_held", "rank_devices", "totals", "host")
+    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "shortages", "queued_tokens", "rank_pids", "decode_step_us", "prompt_token_us", "beside_decode", "link_bytes_per_s", "slow_links", "state_bytes", "token_bytes", "memory_held", "rank_devices", "totals", "host", "files")
     class HandoffsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class WorkerStatus(_message.Message):
     RANK_DEVICES_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerIdentity
     model: str
     running: int
@@ -278,7 +279,8 @@ class WorkerStatus(_message.Message):
     rank_devices: _containers.RepeatedScalarFieldContainer[str]
     totals: EngineTotals
     host: HostTier
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ..., queued_tokens: _Optional[int] = ..., rank_pids: _Optional[_Iterable[int]] = ..., decode_step_us: _Optional[float] = ..., prompt_token_us: _Optional[float] = ..., beside_decode: _Optional[int] = ..., link_bytes_per_s: _Optional[float] = ..., slow_links: _Optional[_Mapping[str, float]] = ..., state_bytes: _Optional[int] = ..., token_bytes: _Optional[int] = ..., memory_held: _Optional[float] = ..., rank_devices: _Optional[_Iterable[str]] = ..., totals: _Optional[_Union[EngineTotals, _Mapping]] = ..., host: _Optional[_Union[HostTier, _Mapping]] = ...) -> None: ...
+    files: FileTier
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ..., queued_tokens: _Optional[int] = ..., rank_pids: _Optional[_Iterable[int]] = ..., decode_step_us: _Optional[float] = ..., prompt_token_us: _Optional[float] = ..., beside_decode: _Optional[int] = ..., link_bytes_per_s: _Optional[float] = ..., slow_links: _Optional[_Mapping[str, float]] = ..., state_bytes: _Optional[int] = ..., token_bytes: _Optional[int] = ..., memory_held: _Optional[float] = ..., rank_devices: _Optional[_Iterable[str]] = ..., totals: _Optional[_Union[EngineTotals, _Mapping]] = ..., host: _Optional[_Union[HostTier, _Mapping]] = ..., files: _Optional[_Union[FileTier, _Mapping]] = ...) -> None: ...
 
 class HostTier(_message.Message):
     __slots__ = ("slots", "pages", "saving", "loading")
@@ -292,27 +294,45 @@ class HostTier(_message.Message):
     loading: int
     def __init__(self, slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., saving: _Optional[int] = ..., loading: _Optional[int] = ...) -> None: ...
 
+class FileTier(_message.Message):
+    __slots__ = ("files", "bytes", "most_bytes", "writing", "reading")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    files: int
+    bytes: int
+    most_bytes: int
+    writing: int
+    reading: int
+    def __init__(self, files: _Optional[int] = ..., bytes: _Optional[int] = ..., most_bytes: _Optional[int] = ..., writing: _Optional[int] = ..., reading: _Optional[int] = ...) -> None: ...
+
 class EngineTotals(_message.Message):
-    __slots__ = ("preemptions", "drafts_proposed", "accepted_lengths", "uncached_tokens", "adopted_tokens", "host_hit_tokens")
+    __slots__ = ("preemptions", "drafts_proposed", "accepted_lengths", "uncached_tokens", "adopted_tokens", "host_hit_tokens", "file_hit_tokens")
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADOPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FILE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     preemptions: int
     drafts_proposed: int
     accepted_lengths: _containers.RepeatedScalarFieldContainer[int]
     uncached_tokens: int
     adopted_tokens: int
     host_hit_tokens: int
-    def __init__(self, preemptions: _Optional[int] = ..., drafts_proposed: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., uncached_tokens: _Optional[int] = ..., adopted_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
+    file_hit_tokens: int
+    def __init__(self, preemptions: _Optional[int] = ..., drafts_proposed: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., uncached_tokens: _Optional[int] = ..., adopted_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ..., file_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class FlushCacheRequest(_message.Message):
-    __slots__ = ("timeout_ms",)
+    __slots__ = ("timeout_ms", "salts")
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    SALTS_FIELD_NUMBER: _ClassVar[int]
     timeout_ms: int
-    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+    salts: bytes
+    def __init__(self, timeout_ms: _Optional[int] = ..., salts: _Optional[bytes] = ...) -> None: ...
 
 class FlushCacheReply(_message.Message):
     __slots__ = ("error",)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
 from baton.api.admission.fair_queue import KeyName
 from baton.api.admission.key_limit import KeyLimit
-from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
-from baton.api.client_salt import in_scope
+from baton.api.backend import CachePart, GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.client_salt import in_scope, salts_of
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, StoppedError
 from baton.core.finish import Finished, FinishReason, altered
@@ -233,14 +233,13 @@ class RouterBackend:
         missing = self._placer.missing()
         return Health(missing is None, "" if missing is None else missing.message)
 
-    async def flush_cache(self, timeout_s: float) -> None:
+    async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
+        salts = salts_of(part, self._config.cache_scope)
         with self.states.flushing():
-            await flush_all(self._table.workers(), timeout_s, self._credentials)
+            await flush_all(self._table.workers(), timeout_s, salts, self._credentials)
 
     def retire(self, ranks: Collection[int]) -> None:
-        """Record that these decode ranks are not started again, so that no request waits for
-        them.
-        """
+        """Record that these decode ranks are not started again: no request waits for them."""
         self._table.retire(ranks)
         self.changed.notify()
 

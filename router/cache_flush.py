@@ -18,20 +18,28 @@ GRACE_S = 1.0
 """The time that an answer may take beyond the timeout that the worker was given."""
 
 
-async def flush_all(workers: Sequence[Worker], timeout_s: float, credentials: Credentials) -> None:
+async def flush_all(
+    workers: Sequence[Worker], timeout_s: float, salts: bytes, credentials: Credentials
+) -> None:
     """Flush all workers at once. When all have answered, raise the first failure in the table's
     order.
+
+    salts: the beginning of those of which alone all is removed; b"": of all. That is done twice: a
+    worker may lend another a prefix which has been removed there, and not yet where it comes from.
     """
-    failures = await asyncio.gather(*(_flush(worker, timeout_s, credentials) for worker in workers))
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    for _ in range(2 if salts else 1):
+        each = (_flush(worker, timeout_s, salts, credentials) for worker in workers)
+        for failure in await asyncio.gather(*each):
+            if failure is not None:
+                raise failure
 
 
-async def _flush(worker: Worker, timeout_s: float, credentials: Credentials) -> ApiError | None:
+async def _flush(
+    worker: Worker, timeout_s: float, salts: bytes, credentials: Credentials
+) -> ApiError | None:
     async with credentials.dial_worker(worker.identity, OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
-        request = FlushCacheRequest(timeout_ms=round(timeout_s * 1000))
+        request = FlushCacheRequest(timeout_ms=round(timeout_s * 1000), salts=salts)
         try:
             reply = await stub.FlushCache(request, timeout=timeout_s + GRACE_S)
         except grpc.aio.AioRpcError as error:

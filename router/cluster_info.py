@@ -50,6 +50,7 @@ def worker_info(
         "pages": _by_owner(status.pages),
         "page_size": status.page_size,
         "host_tier": _host_tier(status) if status.HasField("host") else None,
+        "file_tier": _file_tier(status) if status.HasField("files") else None,
         "handoffs": dict(sorted(status.handoffs.items())),
         "shortages": {pool: round(share, 3) for pool, share in sorted(status.shortages.items())},
         "memory_plan": {part.name: part.text for part in details.memory_plan},
@@ -143,6 +144,19 @@ def _host_tier(status: WorkerStatus) -> dict[str, object]:
         "saving": host.saving,
         "loading": host.loading,
         "hit_tokens": status.totals.host_hit_tokens,
+    }
+
+
+def _file_tier(status: WorkerStatus) -> dict[str, object]:
+    """Return what lies in the folder of a worker's files, whosever it is, and what moves."""
+    files = status.files
+    return {
+        "files": files.files,
+        "used_bytes": files.bytes,
+        "total_bytes": files.most_bytes,
+        "writing": files.writing,
+        "reading": files.reading,
+        "hit_tokens": status.totals.file_hit_tokens,
     }
 
 

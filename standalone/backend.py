@@ -10,8 +10,8 @@ from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds
 from baton.api.admission.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
 from baton.api.admission.room import CHUNKS_AHEAD, DECODES_AHEAD, Room
 from baton.api.answer_queue import StreamPace
-from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
-from baton.api.client_salt import in_scope
+from baton.api.backend import CachePart, GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.client_salt import in_scope, salts_of
 from baton.api.errors import invalid, refused
 from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
@@ -174,6 +174,7 @@ class StandaloneBackend:
             "pages": {owner.value: count for owner, count in status.pages.items()},
             "host_slots": {owner.value: count for owner, count in status.host_slots.items()},
             "host_pages": {owner.value: count for owner, count in status.host_pages.items()},
+            "files": status.files._asdict() if status.files is not None else None,
             "counters": asdict(counters),
             "memory_plan": self._context.engine.memory_report,
         }
@@ -186,8 +187,9 @@ class StandaloneBackend:
         alive = self._failure is None
         return Health(alive, self.failure, alive)
 
-    async def flush_cache(self, timeout_s: float) -> None:
-        if not await flush_when_idle(self._context.port, timeout_s):
+    async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
+        salts = salts_of(part, self._cache_scope)
+        if not await flush_when_idle(self._context.port, timeout_s, salts):
             raise ApiError(
                 ErrorCode.DEADLINE_EXCEEDED,
                 f"still at work after {timeout_s:g} s; the cache was not flushed: wait longer, or "

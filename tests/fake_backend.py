@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.backend import CachePart, GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.core.drafts import NO_DRAFTS, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -41,6 +41,7 @@ class FakeBackend:
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     flushed: list[float] = field(default_factory=list)  # the timeouts it was given
+    parts: list[CachePart | None] = field(default_factory=list)  # which it was to flush
     flush_failure: ApiError | None = None
     drafts: DraftUsage = NO_DRAFTS  # of each answer
     cached_host: int = 0  # of the one token that is cached
@@ -144,8 +145,9 @@ class FakeBackend:
     async def health(self) -> Health:
         return Health(self.ready, "" if self.ready else "no decode rank has registered", self.alive)
 
-    async def flush_cache(self, timeout_s: float) -> None:
+    async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
         self.flushed.append(timeout_s)
+        self.parts.append(part)
         if self.flush_failure is not None:
             raise self.flush_failure
 

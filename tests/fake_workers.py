@@ -69,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.fingerprint = {"model": "toy", **fingerprint}
         self.protocol_minor = PROTOCOL_MINOR
         self.flushes: list[int] = []
+        self.flushed_salts: list[bytes] = []
         """The timeouts it was given, ms."""
         self.flush_error: Error | None = None
         self.profiling: StartProfileRequest | None = None
@@ -165,6 +166,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
 
     async def FlushCache(self, request: FlushCacheRequest, context: object) -> FlushCacheReply:
         self.flushes.append(request.timeout_ms)
+        self.flushed_salts.append(request.salts)
         return FlushCacheReply(error=self.flush_error)
 
     async def StartProfile(

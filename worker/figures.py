@@ -38,4 +38,5 @@ def totals_of(counters: Counters) -> Totals:
         uncached_tokens=counters.prompt_tokens - counters.state_hit_tokens + transferred,
         adopted_tokens=transferred,
         host_hit_tokens=counters.host_hit_tokens,
+        file_hit_tokens=counters.file_hit_tokens,
     )

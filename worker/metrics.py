@@ -6,6 +6,7 @@ from prometheus_client import Gauge, generate_latest
 
 from baton.core.metric_dialect import MetricDialect
 from baton.core.role import Role
+from baton.engine.cache.cached_pools import FileCounts
 from baton.engine.layout.owners import Owner
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
@@ -155,6 +156,16 @@ class StatusGauges:
             "copied back (load).",
             "kind",
         )
+        self._files = make.gauge(
+            "files", "Files with cached prefixes in --file-cache, whosever they are."
+        )
+        self._file_bytes = make.gauge("file_bytes", "Bytes of those files.")
+        self._file_limit_bytes = make.gauge("file_limit_bytes", "Most bytes of them.")
+        self._file_copies = make.gauge(
+            "file_copies",
+            "Prefixes that are written to files, or wait for it (write), and that are read (read).",
+            "kind",
+        )
         self._running = make.gauge("requests_running", "Requests that take part in steps.")
         self._waiting = make.gauge("requests_waiting", "Requests that wait for the engine.")
 
@@ -170,6 +181,19 @@ class StatusGauges:
         if status.host_slots:
             for kind, copies in (("save", status.host_saving), ("load", status.host_loading)):
                 self._host_copies.labels(**self._labels, kind=kind).set(copies)
+
+        if status.files is not None:
+            self._set_files(status.files)
+
+    def _set_files(self, files: FileCounts) -> None:
+        for gauge, value in (
+            (self._files, files.files),
+            (self._file_bytes, files.nbytes),
+            (self._file_limit_bytes, files.budget),
+        ):
+            gauge.labels(**self._labels).set(value)
+        for kind, copies in (("write", files.writing), ("read", files.reading)):
+            self._file_copies.labels(**self._labels, kind=kind).set(copies)
 
     def _set_owners(self, gauge: Gauge, owned: Mapping[Owner, int]) -> None:
         for owner, count in owned.items():

@@ -195,6 +195,7 @@ class Reporter:
             totals=totals_of(counters).to_proto(),
             memory_held=max(held_share(status.slots), held_share(status.pages)),
             host=_host(status),
+            files=_files(status),
         )
 
 
@@ -207,6 +208,19 @@ def _host(status: EngineStatus) -> worker_pb2.HostTier | None:
         pages=_owners(status.host_pages),
         saving=status.host_saving,
         loading=status.host_loading,
+    )
+
+
+def _files(status: EngineStatus) -> worker_pb2.FileTier | None:
+    """Return what there is of files; None where the worker has none."""
+    if (found := status.files) is None:
+        return None
+    return worker_pb2.FileTier(
+        files=found.files,
+        bytes=found.nbytes,
+        most_bytes=found.budget,
+        writing=found.writing,
+        reading=found.reading,
     )
 
 

@@ -165,9 +165,17 @@ class WorkerRuntime:
                     await asyncio.sleep(PLACED_BEFORE_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._role.busy and self._departure is departure:
+                while self._departure is departure and await self._busy():
                     await asyncio.sleep(DRAIN_POLL_S)
         return self._departure is departure
+
+    async def _busy(self) -> bool:
+        """Return true while requests are under way, or what they left is written to files."""
+        if self._role.busy or self._config.engine.file_cache is None:
+            return bool(self._role.busy)
+        with contextlib.suppress(StoppedError):
+            return await self._context.port.call(_writes_files)
+        return False
 
     def on_batch(self, batch: EventBatch) -> None:
         self._role.on_batch(batch)
@@ -190,6 +198,11 @@ class WorkerRuntime:
                 await self._registrations.close()
         self._role.on_end(error)
         await self._server.report_not_serving()
+
+
+def _writes_files(engine: Engine) -> bool:
+    tier = engine.tier
+    return tier is not None and tier.files is not None and tier.files.writing > 0
 
 
 def _use_device(device: torch.device) -> None:

@@ -26,8 +26,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: aio.ServicerContext
     ) -> worker_pb2.FlushCacheReply:
-        """Wait until the engine is idle, then empty the prefix cache."""
-        if await flush_when_idle(self._context.port, request.timeout_ms / 1000):
+        """Wait until the engine is idle, then empty the prefix cache; or wait until no request uses
+        what alone is to be removed.
+        """
+        port, timeout_s = self._context.port, request.timeout_ms / 1000
+        try:
+            flushed = await flush_when_idle(port, timeout_s, request.salts)
+        except BatonError as failure:
+            return worker_pb2.FlushCacheReply(error=error_of(failure, self._context.worker_id))
+        if flushed:
             self._reporter.load_changed()
             return worker_pb2.FlushCacheReply()
         message = (

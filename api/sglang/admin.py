@@ -11,12 +11,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from baton import __version__
 from baton.api.access.access import abortable_by, admit, highest_priority, owner_of
-from baton.api.backend import Backend, GenerateRequest
+from baton.api.backend import Backend, CachePart, GenerateRequest
 from baton.api.body import RequestBody
+from baton.api.client_salt import client_salt
 from baton.api.errors import invalid, refused, shorten
 from baton.api.fields.field_table import FieldPlace, works
-from baton.api.request_body import BodyReader
+from baton.api.request_body import BodyReader, read_body
 from baton.api.requests import new_request_id
+from baton.api.schema import parse_body
 from baton.api.text_service import served_model
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -39,6 +41,23 @@ class AbortBody(RequestBody):
     abort_all: Annotated[bool, works("which requests")] = False
 
 
+class FlushBody(RequestBody):
+    """The part of the caches that alone is removed; all, where it names nothing. Any other field
+    is refused: a misspelt one must not remove everything."""
+
+    api_key: str | None = None  # its name
+    cache_salt: str | None = None
+    extra_key: str | None = None  # SGLang's name for it; both count
+
+    @property
+    def part(self) -> CachePart | None:
+        """Raises INVALID_REQUEST."""
+        if self.api_key == "":
+            raise invalid("api_key", "api_key is empty; expected a key's name, or nothing")
+        salt = client_salt({"cache_salt": self.cache_salt, "extra_key": self.extra_key})
+        return CachePart(self.api_key, salt) if self.api_key or salt else None
+
+
 @dataclass(frozen=True)
 class SglangAdmin:
     backend: Backend
@@ -46,11 +65,15 @@ class SglangAdmin:
     incremental: bool  # see `sglang_routes`
 
     async def flush_cache(self, request: Request) -> Response:
-        """Empty the prefix caches. `timeout`: seconds to wait for idle workers, then the status
-        is 504.
+        """Empty the prefix caches, or remove what is of an API key or a salt. `timeout`: seconds to
+        wait for idle workers, or for the end of the requests that use it; then the status is 504.
         """
-        await self.backend.flush_cache(_timeout(request.query_params.get("timeout")))
-        return PlainTextResponse("The prefix caches are empty.\n")
+        timeout_s = _timeout(request.query_params.get("timeout"))
+        raw = await read_body(request, self.bodies.max_bytes)
+        part = parse_body(FlushBody, raw).part if raw else None
+        await self.backend.flush_cache(timeout_s, part)
+        what = "are empty" if part is None else "and files have nothing of it any more"
+        return PlainTextResponse(f"The prefix caches {what}.\n")
 
     async def abort_request(self, request: Request) -> Response:
         """Abort requests by `rid`, or all. Their answers end with finish_reason abort.

@@ -32,6 +32,7 @@ def render(info: JsonObject) -> RenderableType:
         *(_shortage_line(worker) for worker in workers if worker["shortages"]),
         *(_slow_line(worker) for worker in workers if worker.get("slow_links")),
         *(_host_line(worker) for worker in workers if worker.get("host_tier")),
+        *(_file_line(worker) for worker in workers if worker.get("file_tier")),
         # A router of the release before says nothing of either.
         *_note_lines("refused: ", info.get("refused_workers", {}), "red"),
         *_note_lines("", info.get("worker_warnings", {}), "yellow"),
@@ -90,6 +91,17 @@ def _host_line(worker: JsonObject) -> Text:
         f"{worker['worker_id']}: host memory: {used:.2f} of {total:.2f} GiB in use, "
         f"{host['hit_tokens']:,} prompt tokens spared; prefixes on their way: {host['saving']} "
         f"there, {host['loading']} back"
+    )
+
+
+def _file_line(worker: JsonObject) -> Text:
+    """Say what lies in the folder of a worker's files, what it has spared, and what moves now."""
+    files = worker["file_tier"]
+    used, total = (files[name] / (1 << 30) for name in ("used_bytes", "total_bytes"))
+    return Text(
+        f"{worker['worker_id']}: files: {used:.2f} of {total:.2f} GiB in {files['files']:,}, "
+        f"{files['hit_tokens']:,} prompt tokens spared; prefixes on their way: {files['writing']} "
+        f"there, {files['reading']} back"
     )
 
 

@@ -1,7 +1,7 @@
 """The pools of state slots and pages, and the prefix cache that uses what nobody else needs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
@@ -14,6 +14,16 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import History, TableChanges
 from baton.engine.settings.counters import Counters
+
+
+class FileCounts(NamedTuple):
+    """The files that hold prefixes, whosever they are, and what moves between them and memory."""
+
+    files: int
+    nbytes: int
+    budget: int  # bytes
+    writing: int  # prefixes that are written, or wait for it
+    reading: int  # prefixes that are read
 
 
 class Backup(Protocol):
@@ -40,8 +50,9 @@ class Backup(Protocol):
         """Unlock what is being read."""
         ...
 
-    def flush(self) -> bool:
-        """Forget all that nobody uses; return true if nothing is left."""
+    def flush(self, salts: bytes = b"") -> bool:
+        """Forget all that nobody uses, of the salts that begin so; return true if nothing of them
+        is left."""
         ...
 
     def counts(self) -> tuple[dict[Owner, int], dict[Owner, int]]:
@@ -51,6 +62,10 @@ class Backup(Protocol):
     def copies(self) -> tuple[int, int]:
         """Return how many prefixes are being copied into it or wait for that, and how many are on
         their way back."""
+        ...
+
+    def file_counts(self) -> FileCounts | None:
+        """Return what there is of files; None where it has none."""
         ...
 
     def audit(self) -> list[str]:
@@ -179,11 +194,14 @@ class CachedPools:
                 self.backup.kept(each, last=each is kept[0])
         return done
 
-    def flush(self) -> bool:
-        """Empty the cache and its backup, but for what is in use; return true if nothing was."""
-        empty = self.backup is None or self.backup.flush()
-        self.cache.flush()
-        return empty and not self.cache.nodes
+    def flush(self, salts: bytes = b"") -> bool:
+        """Empty the cache and its backup, but for what is in use; return true if nothing was.
+
+        salts: the beginning of those of which alone all is removed; b"": of all.
+        """
+        empty = self.backup is None or self.backup.flush(salts)
+        self.cache.flush(salts)
+        return empty and not self.cache.tree.holds(salts)
 
     def take_row(self, pages: Sequence[int], history: History) -> int:
         """Take a row of the request tables for a request that has `pages` and `history`."""

@@ -330,8 +330,13 @@ class PrefixCache:
                 self._offer(above)
         return freed
 
-    def flush(self) -> None:
-        """Evict everything that is not locked."""
+    def flush(self, salts: bytes = b"") -> None:
+        """Evict everything that is not locked, or that of salts that begin so."""
+        if salts:
+            for node in self.tree.below(salts):
+                if node.evictable_leaf:
+                    self._drop([node])
+            return
         self.evict_snapshots(len(self._snapshots))
         self.evict_pages(self.tree.pages)
 

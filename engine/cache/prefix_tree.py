@@ -43,6 +43,20 @@ class PrefixTree:
         """Return the root of `salt`. One that was not in the tree joins it with its first child."""
         return self.roots.get(salt) or Node(None, salt, [], 0)
 
+    def holds(self, salts: bytes) -> bool:
+        """Return true if there is a prefix of a salt that begins so."""
+        found = (root for salt, root in self.roots.items() if salt.startswith(salts))
+        return any(root.children for root in found)
+
+    def below(self, salts: bytes) -> list[Node]:
+        """Return the nodes of the salts that begin so, each behind all below it."""
+        found, todo = [], [root for salt, root in self.roots.items() if salt.startswith(salts)]
+        while todo:
+            node = todo.pop()
+            todo += node.children.values()
+            found += [node] if node.attached else []
+        return found[::-1]
+
     def child(self, node: Node, key: bytes, depth: int) -> Node | None:
         """Return the child of `node` whose first page holds the tokens of `key` after `depth`."""
         start = depth * TOKEN_BYTES

@@ -5,7 +5,7 @@ lender keeps what is lent in place; the borrower reserves memory as for a hand-o
 takes over what has come.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import RequestError
@@ -16,7 +16,7 @@ from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.engine.handoff.reservations import Reservations
 from baton.engine.layout.token_key import token_key
-from baton.engine.request.request import Reservation
+from baton.engine.request.request import Request, Reservation
 from baton.engine.schedule.canary import Canary
 
 
@@ -75,6 +75,16 @@ class PrefixShare:
         """Unlock a loan that nobody reads any more."""
         self._loans.remove(loan)
         self.pools.cache.unlock(loan.node)
+
+    def remove(self, salts: bytes, requests: Iterable[Request]) -> bool:
+        """Remove what is cached under salts that begin so, from all memories and from files; return
+        true if nothing of it is left. Nothing is removed while a reservation has such a salt, or
+        one of `requests`, those of the engine.
+        """
+        held = [*self.reservations, *self.reservations.quarantined]
+        users = [each.cache_salt for each in held]
+        users += [request.spec.cache_salt for request in requests]
+        return not any(salt.startswith(salts) for salt in users) and self.pools.flush(salts)
 
     def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
         """Give the cache the prefix `token_ids`, which a peer has written into the reservation,

@@ -86,6 +86,10 @@ class FileBlocks:
             each.file.path, sizes, wanted, partial(self._names.mac, each.name), copy
         )
 
+    def remove(self, salts: bytes) -> None:
+        """Remove the files of the salts that begin so. Raises KeptFileError."""
+        self.folder.clear(self._names.folders(salts))
+
     def look(self, _: Copy) -> None:
         """Look at what other workers have done in the folder."""
         try:

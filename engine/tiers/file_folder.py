@@ -6,18 +6,27 @@ pages that the files of shorter prefixes hold. Whatever has another name is left
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError
 from baton.engine.tiers.prefix_file import DRAFT
 
 _FOLDER = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"[0-9a-f]{32}\.(\d{1,9})")
 _ABANDONED_S = 600.0
 """The age from which a file that is not whole is nobody's any more."""
+
+
+class KeptFileError(BatonError):
+    """A file that was to be removed and is still there."""
+
+    code = ErrorCode.INTERNAL
 
 
 class StoredFile(NamedTuple):
@@ -54,15 +63,13 @@ class FileFolder:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """budget: bytes of all files, whosever they are. most_age_s: since a file was last used."""
-        self._root = root
-        self._budget, self._most_age_s = budget, most_age_s
+        self._root, self.budget = root, budget
+        self._most_age_s = most_age_s
         self._clock = clock
         self._known: dict[str, StoredFile] = {}  # by "salt/prefix"; replaced by each look
-
-    @property
-    def nbytes(self) -> int:
+        self._changing = threading.Lock()  # held for a change of `_known` and `nbytes`
+        self.nbytes = 0
         """Bytes of all files."""
-        return sum(file.nbytes for file in list(self._known.values()))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -99,15 +106,17 @@ class FileFolder:
                 path.unlink(missing_ok=True)
             else:
                 known[_key_of(path)] = StoredFile(path, int(named[1]), stat.st_size, stat.st_mtime)
-        self._known = known
+        with self._changing:
+            self._known = known
+            self.nbytes = sum(file.nbytes for file in known.values())
         self.make_room(0)
 
     def make_room(self, nbytes: int) -> bool:
         """Remove what was not used for longest until so many bytes have room; False where they
         never have."""
-        if nbytes > self._budget:
+        if nbytes > self.budget:
             return False
-        over = self.nbytes + nbytes - self._budget
+        over = self.nbytes + nbytes - self.budget
         oldest_first = sorted(self._known.values(), key=lambda file: file.used)
         for file in oldest_first if over > 0 else ():
             self.remove(file)
@@ -122,7 +131,7 @@ class FileFolder:
 
     def add(self, path: Path, first: int, nbytes: int) -> None:
         """Note a file that was written."""
-        self._known[_key_of(path)] = StoredFile(path, first, nbytes, self._clock())
+        self._note(StoredFile(path, first, nbytes, self._clock()))
 
     def use(self, chain: Iterable[ChainedFile]) -> None:
         """Note that files were used, the longest prefix first: it goes before those it needs."""
@@ -130,20 +139,39 @@ class FileFolder:
             file, now = each.file, self._clock() + place / 1000
             with suppress(OSError):
                 os.utime(file.path, (now, now))
-            self._known[_key_of(file.path)] = file._replace(used=now)
+            self._note(file._replace(used=now))
 
     def remove(self, file: StoredFile) -> None:
         """Remove a file. What needs it is found no more."""
         with suppress(OSError):
             file.path.unlink(missing_ok=True)
-        self._known.pop(_key_of(file.path), None)
+        with self._changing:
+            if (known := self._known.pop(_key_of(file.path), None)) is not None:
+                self.nbytes -= known.nbytes
 
-    def clear(self, folder: str | None = None) -> None:
-        """Remove all files, or those of one salt."""
+    def clear(self, folders: str = "") -> None:
+        """Remove all files, those that are not whole among them, from the folders whose names begin
+        so, and the folders that are empty then. Raises KeptFileError where any stays.
+        """
+        try:
+            for path, _ in _listed(self._root):
+                whole = _FILE.fullmatch(path.name) is not None
+                if path.parent.name.startswith(folders) and (whole or path.name.startswith(DRAFT)):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise KeptFileError(f"files of prefixes cannot be removed: {error}") from error
+        for folder in list(self._root.glob(f"{folders}*")):
+            if _FOLDER.fullmatch(folder.name):
+                with suppress(OSError):  # it has others' files, or some again
+                    folder.rmdir()
         self.look()
-        for file in list(self._known.values()):
-            if folder is None or file.path.parent.name == folder:
-                self.remove(file)
+
+    def _note(self, file: StoredFile) -> None:
+        key = _key_of(file.path)
+        with self._changing:
+            before = self._known.get(key)
+            self.nbytes += file.nbytes - (before.nbytes if before is not None else 0)
+            self._known[key] = file
 
 
 def _key_of(path: Path) -> str:

@@ -5,7 +5,7 @@ of a prompt, and no file can be made that is taken for another's.
 import sys
 from hashlib import blake2b
 
-from baton.core.cache_salt import SHARED
+from baton.core.cache_salt import KEY_PART_BYTES, SHARED
 from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.engine.sizing.plan import MemoryPlan
 
@@ -26,7 +26,18 @@ class FileNames:
 
     def folder(self, salt: bytes = SHARED) -> str:
         """Return the name of a salt's folder, the same for all models."""
-        return blake2b(salt, key=self._secret, digest_size=_NAME_BYTES, person=b"salt").hexdigest()
+        return self._half(salt[:KEY_PART_BYTES], b"part") + self._half(salt, b"salt")
+
+    def folders(self, salts: bytes) -> str:
+        """Return the beginning of the names of the folders of salts that begin so: of all salts, of
+        one API key's, or of one."""
+        if len(salts) == KEY_PART_BYTES:
+            return self._half(salts, b"part")
+        return self.folder(salts) if salts else ""
+
+    def _half(self, salt: bytes, person: bytes) -> str:
+        size = _NAME_BYTES // 2
+        return blake2b(salt, key=self._secret, digest_size=size, person=person).hexdigest()
 
     def along(self, key: bytes, salt: bytes) -> list[str]:
         """Return the names of the prefixes of 1, 2, … whole pages of `key` (see `token_key`)."""

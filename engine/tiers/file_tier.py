@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic
 
 from baton.core.errors import ConfigError
+from baton.engine.cache.cached_pools import FileCounts
 from baton.engine.cache.prefix_node import Node
 from baton.engine.handoff.fetch_cost import FetchCost
 from baton.engine.handoff.prefix_share import PrefixShare
@@ -99,7 +100,7 @@ class FileTier:
         self._wanted[self._device.cache.tree.path_key(node)] = None
         if len(self._wanted) > _MOST_WANTED:
             self._wanted.popitem(last=False)
-        self._write_next()
+        self.write()
 
     def hit(self, node: Node) -> None:
         """Write the prefix that ends at `node` if it is hit a second time."""
@@ -112,7 +113,7 @@ class FileTier:
         if node.attached:
             self.finished(node)
 
-    def _write_next(self) -> None:
+    def write(self) -> None:
         """Write the oldest prefix that the host has by now: longer ones go on from its file."""
         waiting = len(self._wanted), self._saves()
         if self._write is not None or waiting == self._seen:
@@ -202,17 +203,30 @@ class FileTier:
                 read.waiting.clear()
         if self._write is not None and self._write.over and self._write.copy is not None:
             self._end_write(self._write, self._write.copy)
-        self._write_next()
+        self.write()
         if monotonic() > self._next_look:
             self._next_look = monotonic() + _LOOK_S
             self._writer.run(0, self._blocks.look, lambda: None)
 
-    def flush(self) -> None:
-        """Remove all files, and forget what waits."""
-        self._wanted.clear()
-        self._hits.clear()
-        self._stop_write()
-        self._blocks.folder.clear()
+    def counts(self) -> FileCounts:
+        """Return what there is of files."""
+        folder = self._blocks.folder
+        sizes = len(folder), folder.nbytes, folder.budget
+        return FileCounts(*sizes, writing=self.writing, reading=len(self._reads))
+
+    def forget(self, salts: bytes) -> None:
+        """Write nothing that waits of the salts that begin so, and stop what is written of them."""
+        for salt, key in list(self._wanted):
+            if salt.startswith(salts):
+                del self._wanted[salt, key]
+        if (each := self._write) is not None and each.salt.startswith(salts):
+            self._stop_write()
+            if each.over and each.copy is not None:
+                self._end_write(each, each.copy)
+
+    def remove(self, salts: bytes) -> None:
+        """Remove all files of the salts that begin so. Raises KeptFileError."""
+        self._blocks.remove(salts)
 
     def close(self) -> None:
         """Stop what is under way, and wait for its end."""

@@ -9,6 +9,7 @@ of a prefix come from one memory each: the state from here, each page from here 
 from collections.abc import Callable
 
 from baton.engine.audit import audit
+from baton.engine.cache.cached_pools import FileCounts
 from baton.engine.cache.prefix_node import Node
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
@@ -78,6 +79,8 @@ class HostTier:
         if self.files is not None:
             self.files.collect()
         self.saves.collect()
+        if self.files is not None:
+            self.files.write()  # what has come here just now
 
     # What the device's cache asks: see `Backup` -----------------------------------------------
 
@@ -104,13 +107,21 @@ class HostTier:
         """See `Backup`."""
         self.saves.recall()
 
-    def flush(self) -> bool:
-        """See `Backup`. What is being copied back stays."""
-        self.saves.flush()
+    def flush(self, salts: bytes = b"") -> bool:
+        """See `Backup`. What is being copied back stays. Files go last: nothing is left then that
+        could be written again. Raises KeptFileError.
+        """
+        self.saves.flush(salts)
         if self.files is not None:
-            self.files.flush()
-        self.host.pools.cache.flush()
-        return not self.host.pools.cache.nodes
+            self.files.forget(salts)
+        cache = self.host.pools.cache
+        cache.flush(salts)
+        expected = (each.cache_salt.startswith(salts) for each in self.host.reservations)
+        if any(expected) or cache.tree.holds(salts):
+            return False
+        if self.files is not None:
+            self.files.remove(salts)
+        return True
 
     def counts(self) -> tuple[dict[Owner, int], dict[Owner, int]]:
         """See `Backup`."""
@@ -119,6 +130,10 @@ class HostTier:
     def copies(self) -> tuple[int, int]:
         """See `Backup`."""
         return self.saves.number, self.loads.number
+
+    def file_counts(self) -> FileCounts | None:
+        """See `Backup`."""
+        return self.files.counts() if self.files is not None else None
 
     def audit(self) -> list[str]:
         """See `Backup`."""

@@ -96,10 +96,13 @@ class Saves:
             self._end(self._current)
         self._begin_next()
 
-    def flush(self) -> None:
-        """Forget what waits, and stop what is copied."""
-        self.recall()
-        self._queue.clear()
+    def flush(self, salts: bytes) -> None:
+        """Forget what waits of the salts that begin so, and stop what is copied of them."""
+        if self._current is not None and self._current.salt.startswith(salts):
+            self.recall()
+        path_key = self._device.cache.tree.path_key
+        for node in [node for node in self._queue if path_key(node)[0].startswith(salts)]:
+            del self._queue[node]
 
     def close(self) -> None:
         """Stop the copy under way, and wait for its end."""

@@ -49,10 +49,13 @@ def check_status(status: WorkerStatus) -> None:
     counts = [each.count for pool in (status.slots, status.pages, host.slots, host.pages)
               for each in pool]  # fmt: skip
     _check_counts("slots and pages", counts)
+    files = status.files
+    _check_counts("files", [files.files, files.writing, files.reading])
+    _check_counts("bytes of files", [files.bytes, files.most_bytes], 1 << 60)
     _check_counts("handoffs", status.handoffs.values())
     totals = status.totals
     _check_counts("totals", [totals.preemptions, totals.drafts_proposed, totals.uncached_tokens,
-                             totals.adopted_tokens, totals.host_hit_tokens,
+                             totals.adopted_tokens, totals.host_hit_tokens, totals.file_hit_tokens,
                              *totals.accepted_lengths], 1 << 60)  # fmt: skip
     if len(totals.accepted_lengths) > _MOST_LENGTHS:
         expected = f"at most {_MOST_LENGTHS} accepted lengths"

@@ -63,6 +63,7 @@ class Totals:
     uncached_tokens: int = 0
     adopted_tokens: int = 0
     host_hit_tokens: int = 0
+    file_hit_tokens: int = 0
 
     @classmethod
     def from_proto(cls, message: EngineTotals) -> Self:
@@ -73,6 +74,7 @@ class Totals:
             message.uncached_tokens,
             message.adopted_tokens,
             message.host_hit_tokens,
+            message.file_hit_tokens,
         )
 
     def to_proto(self) -> EngineTotals:
@@ -87,6 +89,7 @@ class Totals:
             self.uncached_tokens + other.uncached_tokens,
             self.adopted_tokens + other.adopted_tokens,
             self.host_hit_tokens + other.host_hit_tokens,
+            self.file_hit_tokens + other.file_hit_tokens,
         )
 
     @property

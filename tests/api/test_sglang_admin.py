@@ -5,8 +5,10 @@ import asyncio
 import pytest
 from fake_backend import Connect, FakeBackend
 
-from baton.api.backend import MAX_PRIORITY
+from baton.api.backend import MAX_PRIORITY, CachePart
+from baton.api.client_salt import salts_of
 from baton.api.sglang import admin as sglang_admin
+from baton.core.cache_salt import CacheScope, key_part, key_salt, make_salt
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
@@ -23,6 +25,68 @@ async def test_flush_cache_waits_as_long_as_it_is_told(
         reply = await client.request(method, "/flush_cache?timeout=0")
     assert reply.status_code == 504
     assert "still at work" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({}, None),
+        ({"api_key": None, "cache_salt": None}, None),
+        ({"cache_salt": "s"}, CachePart(None, make_salt("s"))),
+        ({"extra_key": "s"}, CachePart(None, make_salt("s"))),
+        ({"cache_salt": "s", "extra_key": "t"}, CachePart(None, make_salt("s", "t"))),
+        ({"api_key": "ada"}, CachePart("ada")),
+        ({"api_key": "ada", "cache_salt": "s"}, CachePart("ada", make_salt("s"))),
+    ],
+)
+async def test_a_flush_may_name_a_key_and_a_salt(
+    connect: Connect, backend: FakeBackend, body: dict[str, str], part: CachePart | None
+) -> None:
+    async with connect() as client:
+        reply = await client.post("/flush_cache", json=body)
+    assert reply.status_code == 200, reply.text
+    assert backend.parts == [part]
+    assert ("are empty" in reply.text) == (part is None)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"api_key": ""}', "api_key"),
+        (b'{"cache_salt": ""}', "cache_salt"),
+        (b'{"cache_salt": 7}', "cache_salt"),
+        (b'{"cache_salts": "s"}', "cache_salts"),
+        (b'{"tenant": "ada"}', "tenant"),
+        (b"ada", None),
+        (b'["ada"]', None),
+    ],
+)
+async def test_a_flush_that_names_what_nobody_knows_removes_nothing(
+    connect: Connect, backend: FakeBackend, body: bytes, named: str | None
+) -> None:
+    async with connect() as client:
+        reply = await client.post(
+            "/flush_cache", content=body, headers={"content-type": "application/json"}
+        )
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == named
+    assert not backend.flushed
+
+
+def test_a_part_of_the_caches_is_one_that_the_scope_has() -> None:
+    salt, key, both = CachePart(None, make_salt("s")), CachePart("ada"), CachePart("ada", b"s" * 16)
+    assert salts_of(None, CacheScope.SHARED) == salts_of(None, CacheScope.KEY) == b""
+    assert salts_of(salt, CacheScope.SHARED) == make_salt("s")
+    assert salts_of(key, CacheScope.KEY) == key_part("ada")
+    assert salts_of(both, CacheScope.KEY) == key_salt("ada", b"s" * 16)
+    for part, scope in (
+        (key, CacheScope.SHARED),
+        (both, CacheScope.SHARED),
+        (salt, CacheScope.KEY),
+    ):
+        with pytest.raises(ApiError, match="cache scope is") as refused:
+            salts_of(part, scope)
+        assert refused.value.param == "api_key"
 
 
 @pytest.mark.parametrize("timeout", ["-1", "nan", "inf", "soon", "1e9", ""])

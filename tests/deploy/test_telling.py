@@ -383,6 +383,22 @@ def test_status_says_what_a_worker_has_in_its_hosts_memory() -> None:
     ]
 
 
+def test_status_says_what_lies_in_a_workers_files() -> None:
+    info = _info(workers=2)
+    info["workers"][0]["file_tier"] = None
+    info["workers"][1]["file_tier"] = {
+        "files": 1234, "used_bytes": 3 << 29, "total_bytes": 4 << 30, "hit_tokens": 12345,
+        "writing": 2, "reading": 1,
+    }  # fmt: skip
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(info))
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if "files: " in line]
+    assert lines == [
+        "decode-1: files: 1.50 of 4.00 GiB in 1,234, 12,345 prompt tokens spared; prefixes on "
+        "their way: 2 there, 1 back"
+    ]
+
+
 def test_status_names_slow_links() -> None:
     info = _info(workers=2)
     links = {"link_bytes_per_s": 2.5e9, "slow_links": {"decode-1": 3e6, "decode-7": 4.25e7}}

@@ -11,10 +11,12 @@ import httpx
 import pytest
 from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, prompt
+from engine.file_tiers import file_options, paths_in
+from kit.polling import until_answered
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
-from baton.core.cache_salt import SHARED, CacheScope, make_salt
+from baton.core.cache_salt import SHARED, CacheScope, key_salt
 from baton.core.role import ROUTED_ROLES
 from baton.core.supervised import ProcessSupervisor
 from baton.router.config import RouterConfig
@@ -23,6 +25,7 @@ from baton.standalone.config import StandaloneConfig
 from baton.worker.config import StateReturn
 
 TEXTS = {name: new_key() for name in ("ada", "bob")}
+OPERATOR = new_key()
 
 
 class Tenants:
@@ -60,6 +63,11 @@ class Tenants:
                         total += sample.value
         return total
 
+    async def flush(self, text: str, **part: str) -> int:
+        """Ask for a flush with the key `text`; return the status."""
+        reply = await self._http.post("/flush_cache", json=part, headers={"x-api-key": text})
+        return reply.status_code
+
     async def hits(self) -> Mapping[str, float]:
         """Return all that counts as a hit, or as news of a cached prefix, anywhere."""
         return {
@@ -79,7 +87,8 @@ def keys_in(folder: Path) -> Path:
     """Write the tenants' keys to a file, and return it."""
     file = folder / "keys.json"
     scopes = frozenset({KeyScope.INFER, KeyScope.METRICS})
-    write_keys(file, [Key(name, digest_of(text), scopes) for name, text in TEXTS.items()])
+    keys = [Key(name, digest_of(text), scopes) for name, text in TEXTS.items()]
+    write_keys(file, [*keys, Key("operator", digest_of(OPERATOR), frozenset({KeyScope.ADMIN}))])
     return file
 
 
@@ -138,7 +147,7 @@ async def test_what_one_key_has_cached_no_other_key_hits(
             == (second["cached"])
         )
     assert caplog.text and "cache_salt" not in caplog.text
-    for salt in (make_salt(name, SHARED) for name in TEXTS):
+    for salt in (key_salt(name, SHARED) for name in TEXTS):
         assert salt.hex() not in caplog.text and repr(salt) not in caplog.text
 
 
@@ -174,3 +183,46 @@ async def test_a_lone_worker_keeps_its_keys_apart_too(
         lone = Tenants(http, [])
         cached = [(await lone.ask(name, ids))["cached"] for name in ("ada", "bob", "ada")]
         assert cached == [0, 0, 5 * GRID]
+
+
+async def test_an_operator_removes_what_one_key_has_left_in_a_cluster(
+    tiny: Path, tmp_path: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 5 * GRID + 3)
+    async with tenants(tiny, tmp_path, CacheScope.KEY) as cluster:
+        for name, body in (("ada", {}), ("ada", {"cache_salt": "s"}), ("bob", {})):
+            assert (await cluster.ask(name, ids, 40, **body))["cached"] == 0
+        assert await cluster.flush(TEXTS["ada"], api_key="ada") == 403
+        assert (await cluster.ask("ada", ids, 40))["cached"] == 5 * GRID
+        assert await cluster.flush(OPERATOR, api_key="ada") == 200
+        assert (await cluster.ask("ada", ids))["cached"] == 0
+        assert (await cluster.ask("ada", ids, cache_salt="s"))["cached"] == 0
+        assert (await cluster.ask("bob", ids))["cached"] == 5 * GRID
+
+
+async def test_an_operator_removes_what_one_salt_of_a_key_has_left_in_files(
+    tiny: Path, tmp_path: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 5 * GRID + 3)
+    clients = StandaloneConfig(api_keys=keys_in(tmp_path), cache_scope=CacheScope.KEY)
+    async with (
+        make_worker(tiny, clients=clients, **file_options(tmp_path)) as worker,
+        httpx.AsyncClient(base_url=f"http://{worker.addresses.http}", timeout=DEADLINE_S) as http,
+    ):
+        lone = Tenants(http, [])
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("ada", {}), ("ada", {"cache_salt": "s"}), ("bob", {"cache_salt": "s"})
+        ]  # fmt: skip
+        for name, body in asked:
+            assert (await lone.ask(name, ids, **body))["cached"] == 0
+
+        async def all_are_written() -> bool:
+            return len(paths_in(tmp_path)) == len(asked)
+
+        await until_answered(all_are_written)
+        assert await lone.flush(OPERATOR, cache_salt="s") == 400, "of which key?"
+        assert await lone.flush(OPERATOR, api_key="ada", cache_salt="s") == 200
+        assert len(paths_in(tmp_path)) == 2
+        cached = [(await lone.ask(name, ids, **body))["cached"] for name, body in asked]
+        assert cached == [5 * GRID, 0, 5 * GRID]
+        assert not await findings(worker)

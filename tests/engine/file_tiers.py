@@ -1,6 +1,7 @@
 """Engines whose prefixes outlive them in files, and ways to look at those files."""
 
 from pathlib import Path
+from typing import Any
 
 from engine.engines import assert_clean
 from engine.hash_model import HashModel
@@ -11,14 +12,20 @@ from baton.engine.engine import Engine
 from baton.engine.tiers.file_tier import FileTier
 
 
-def filed(folder: Path, model: HashModel | None = None, **options: object) -> Engine:
-    """Return an engine with a host's tier and files in `folder`, as one that was started again."""
-    files = {
+def file_options(folder: Path) -> dict[str, Any]:
+    """Return the options of a host's tier and of files in `folder`."""
+    return {
+        "host_cache_bytes": MIB,
+        "host_cache_state_bytes": MIB,
         "file_cache": folder / "files",
         "file_cache_bytes": 16 * MIB,
         "state_key_file": folder / "key",
     }
-    return tiered(model, **(files | options))
+
+
+def filed(folder: Path, model: HashModel | None = None, **options: object) -> Engine:
+    """Return an engine with a host's tier and files in `folder`, as one that was started again."""
+    return tiered(model, **(file_options(folder) | options))
 
 
 def files_of(engine: Engine) -> FileTier:

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 from engine.engines import PAGE, assert_clean, finish_of, greedy, random_prompt, run, tokens_of
 from engine.file_tiers import filed, files_of, forget_memory, paths_in, written
 from engine.hash_model import HashModel, expected_tokens, hash_config
-from engine.host_tiers import ask, forget_device, saved, tier_of
+from engine.host_tiers import DEADLINE, ask, copies_wait, forget_device, saved, tier_of
 from kit.polling import wait_until
 
-from baton.core.cache_salt import SALT_BYTES
+from baton.core.cache_salt import SALT_BYTES, SHARED, key_part, key_salt
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
 from baton.engine.handoff.fetch_cost import FetchCost
@@ -25,6 +26,7 @@ from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.request.events import Scheduled
 from baton.engine.request.request import RequestSpec
 from baton.engine.tiers import file_folder, prefix_file
+from baton.engine.tiers.file_folder import KeptFileError
 from baton.engine.tiers.file_names import FileNames
 from baton.engine.tiers.prefix_file import DRAFT
 
@@ -90,6 +92,22 @@ def test_a_conversation_goes_on_after_each_restart(seeded: random.Random, tmp_pa
         assert held < 1.5 * (pages + (turn + 1) * engine.plan.slot_layout.slot_bytes)
 
 
+def test_a_prefix_that_comes_to_the_host_after_the_last_step_is_written(
+    seeded: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends of copies alone call the tier then."""
+    engine, ends = filed(tmp_path), Queue[None]()
+    tier_of(engine).on_done(lambda: ends.put(None))
+    gate = copies_wait(monkeypatch)
+    ask(engine, random_prompt(seeded, 50, 54))
+    gate.set()
+    while not engine.counters.files_written:
+        ends.get(timeout=DEADLINE)
+        tier_of(engine).collect()
+    assert len(paths_in(tmp_path)) == 1
+    engine.close()
+
+
 @pytest.mark.parametrize("here", ["pages", "pages and state"])
 def test_what_memory_has_of_a_prefix_is_not_read(
     seeded: random.Random, tmp_path: Path, here: str
@@ -98,7 +116,7 @@ def test_what_memory_has_of_a_prefix_is_not_read(
     left(tmp_path, prompt)
     engine = filed(tmp_path)
     ask(engine, prompt[:49], 1)  # its pages and state are the host's, too
-    saved(engine)
+    written(engine)
     if here == "pages":
         pools = tier_of(engine).host.pools
         node, _ = pools.cache.hold_kv(token_key(prompt[:48]))
@@ -287,27 +305,30 @@ def test_a_file_under_a_name_of_another_model_is_not_believed(
     engine.close()
 
 
+_numbers = count()
+
+
+def ask_as(engine: Engine, salt: bytes, prompt: tuple[int, ...]) -> int:
+    """Do as `ask` does with a request of a salt."""
+    name = f"r{next(_numbers)}"
+    engine.submit(RequestSpec(name, prompt, greedy(3), cache_salt=salt))
+    events = run(engine)
+    assert tokens_of(events, name) == expected_tokens(HashModel(), prompt, 3)
+    return finish_of(events, name).usage.cached_tokens
+
+
 def test_salts_are_kept_apart_and_names_tell_nothing(seeded: random.Random, tmp_path: Path) -> None:
     prompt = random_prompt(seeded, 50, 54)
-    numbers = count()
-
-    def asked(engine: Engine, salt: bytes) -> int:
-        name = f"r{next(numbers)}"
-        engine.submit(RequestSpec(name, prompt, greedy(3), cache_salt=salt))
-        events = run(engine)
-        assert tokens_of(events, name) == expected_tokens(HashModel(), prompt, 3)
-        return finish_of(events, name).usage.cached_tokens
-
     engine = filed(tmp_path)
-    assert asked(engine, ONE) == 0
+    assert ask_as(engine, ONE, prompt) == 0
     written(engine).close()
     (path,) = paths_in(tmp_path)
     assert ONE.hex() not in str(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     engine = filed(tmp_path)
-    assert asked(engine, TWO) == 0
-    assert asked(engine, ONE) == 48
+    assert ask_as(engine, TWO, prompt) == 0
+    assert ask_as(engine, ONE, prompt) == 48
     written(engine).close()
     assert len({path.parent for path in paths_in(tmp_path)}) == 2
 
@@ -319,6 +340,87 @@ def test_flushing_the_cache_removes_files(seeded: random.Random, tmp_path: Path)
     written(engine)
     assert paths_in(tmp_path) and engine.flush_cache() and not paths_in(tmp_path)
     assert ask(engine, prompt) == 0
+    engine.close()
+
+
+OURS = key_salt("ada", SHARED), key_salt("ada", ONE), key_salt("ada", TWO)
+THEIRS = key_salt("bob", ONE), ONE, SHARED
+
+
+@pytest.mark.parametrize(
+    ("salts", "removed"), [(key_part("ada"), OURS), (OURS[1], OURS[1:2]), (ONE, (ONE,))]
+)
+def test_what_is_of_a_key_or_a_salt_is_removed_from_memory_and_files(
+    seeded: random.Random, tmp_path: Path, salts: bytes, removed: tuple[bytes, ...]
+) -> None:
+    prompt, engine = random_prompt(seeded, 50, 54), filed(tmp_path)
+    every = [*OURS, *THEIRS]
+    for salt in every:
+        assert ask_as(engine, salt, prompt) == 0
+    written(engine)
+    assert len(paths_in(tmp_path)) == len(every)
+    assert engine.flush_cache(salts)
+    assert_clean(engine)
+    assert len(paths_in(tmp_path)) == len(list((tmp_path / "files").iterdir()))
+    assert len(paths_in(tmp_path)) == len(every) - len(removed)
+    for salt in every:
+        assert ask_as(engine, salt, prompt) == (0 if salt in removed else 48)
+    engine.close()
+    engine = filed(tmp_path)  # which finds what was left there
+    assert engine.flush_cache(salts)
+    for salt in every:
+        assert ask_as(engine, salt, prompt) == (0 if salt in removed else 48)
+    assert engine.counters.file_hit_tokens == 48 * (len(every) - len(removed))
+    engine.close()
+
+
+def removed(engine: Engine, salt: bytes) -> bool:
+    """Try to remove what is of a salt, as a worker does again and again."""
+    tier_of(engine).collect()
+    return engine.flush_cache(salt)
+
+
+def test_what_a_request_uses_is_not_removed_before_it_has_ended(
+    seeded: random.Random, tmp_path: Path
+) -> None:
+    prompt, engine = random_prompt(seeded, 50, 54), filed(tmp_path)
+    ask_as(engine, ONE, prompt)
+    written(engine)
+    engine.submit(RequestSpec("next", prompt, greedy(3), cache_salt=ONE))
+    assert not engine.flush_cache(ONE) and paths_in(tmp_path)
+    assert engine.flush_cache(TWO), "which nobody uses"
+    assert finish_of(run(engine), "next").usage.cached_tokens == 48
+    wait_until(lambda: removed(engine, ONE))
+    assert not paths_in(tmp_path) and ask_as(engine, ONE, prompt) == 0
+    engine.close()
+
+
+def test_what_is_on_its_way_is_removed_too(seeded: random.Random, tmp_path: Path) -> None:
+    """A prefix may be being copied or written right after its request, or wait for that."""
+    prompt, engine = random_prompt(seeded, 50, 54), filed(tmp_path)
+    for _ in range(8):
+        assert ask_as(engine, ONE, prompt) == 0
+        wait_until(lambda: removed(engine, ONE))
+        written(engine)
+        assert not paths_in(tmp_path)
+    engine.close()
+
+
+def test_a_file_that_cannot_be_removed_is_told(
+    seeded: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = filed(tmp_path)
+    ask(engine, random_prompt(seeded, 50, 54))
+    written(engine)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise PermissionError("the folder belongs to somebody else")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuses)
+        with pytest.raises(KeptFileError, match="belongs to somebody else"):
+            engine.flush_cache()
+    assert engine.flush_cache() and not paths_in(tmp_path)
     engine.close()
 
 

@@ -16,11 +16,11 @@ async def test_every_worker_is_flushed_and_a_failure_does_not_spare_the_others()
     async with FakeRank("d0") as busy, FakeRank("d1") as rank, FakeWorker("p0") as prefill:
         for worker in (rank, prefill):
             table.register(worker.hello)
-        await flush_all(table.workers(), DEADLINE_S, router())
+        await flush_all(table.workers(), DEADLINE_S, b"", router())
         busy.flush_error = Error(code=UNAVAILABLE, origin="d0", message="busy")
         table.register(busy.hello)
         with pytest.raises(ApiError, match="busy"):
-            await flush_all(table.workers(), DEADLINE_S, router())
+            await flush_all(table.workers(), DEADLINE_S, b"", router())
         assert len(rank.flushes) == len(prefill.flushes) == 2
 
 
@@ -29,5 +29,5 @@ async def test_a_worker_that_is_not_there_is_named() -> None:
     async with FakeWorker("p0") as gone:
         table.register(gone.hello)
     with pytest.raises(ApiError, match="p0 did not flush") as failed:
-        await flush_all(table.workers(), 1.0, router())
+        await flush_all(table.workers(), 1.0, b"", router())
     assert failed.value.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)

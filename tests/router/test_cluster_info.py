@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import EngineTotals, HostTier, OwnerCount, PlanPart, WorkerStatus
+from baton.proto.worker_pb2 import (
+    EngineTotals,
+    FileTier,
+    HostTier,
+    OwnerCount,
+    PlanPart,
+    WorkerStatus,
+)
 from baton.router.cluster_info import worker_info
 from baton.router.cluster_view.worker_table import Details, Worker, WorkerTable
 
@@ -40,7 +47,7 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
         assert isinstance(found, dict) and list(found) == sorted(names), part
     plan = info["memory_plan"]
     assert isinstance(plan, dict) and list(plan) == names, "as the worker planned"
-    assert info["host_tier"] is None
+    assert info["host_tier"] is None and info["file_tier"] is None
 
 
 def test_a_worker_tells_what_its_host_keeps_in_bytes() -> None:
@@ -57,4 +64,14 @@ def test_a_worker_tells_what_its_host_keeps_in_bytes() -> None:
     assert info["host_tier"] == {
         "slots": pools, "pages": pools, "used_bytes": 3 * (1000 + 160),
         "total_bytes": 8 * (1000 + 160), "saving": 2, "loading": 1, "hit_tokens": 99,
+    }  # fmt: skip
+
+
+def test_a_worker_tells_what_lies_in_the_folder_of_its_files() -> None:
+    files = FileTier(files=7, bytes=3000, most_bytes=9000, writing=2, reading=1)
+    status = WorkerStatus(files=files, totals=EngineTotals(file_hit_tokens=99))
+    info = worker_info(told(status), ready=True, placed=0, heard_s=0.0, here=None)
+    assert info["file_tier"] == {
+        "files": 7, "used_bytes": 3000, "total_bytes": 9000, "writing": 2, "reading": 1,
+        "hit_tokens": 99,
     }  # fmt: skip

@@ -8,6 +8,7 @@ import httpx
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from router_neighbours import Cluster
 
+from baton.core.cache_salt import make_salt
 from baton.proto.common_pb2 import DEADLINE_EXCEEDED, Error
 from baton.proto.worker_pb2 import EngineTotals
 
@@ -48,6 +49,16 @@ async def test_a_flush_reaches_every_worker_with_its_time(tmp_path: Path) -> Non
             reply = await http.request(method, "/flush_cache", params={"timeout": 1.5})
             assert reply.status_code == 200
         assert [worker.flushes for worker in workers] == [[1500, 1500]] * 3
+
+
+async def test_what_is_of_a_salt_is_flushed_twice_on_every_worker(tmp_path: Path) -> None:
+    """A prefix that one has lent another between the first times is gone after the second."""
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
+        workers = [FakeWorker("p0"), FakeRank("d0")]
+        await cluster.add(*workers)
+        reply = await http.post("/flush_cache", json={"cache_salt": "s"})
+        assert reply.status_code == 200
+        assert [worker.flushed_salts for worker in workers] == [[make_salt("s")] * 2] * 2
 
 
 async def test_a_busy_worker_fails_the_flush_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from router_neighbours import Cluster, replies_of
 from baton.core.errors import RequestError
 from baton.proto.common_pb2 import DECODE, INVALID_REQUEST, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import EngineTotals, HostTier, OwnerCount, WorkerStatus
+from baton.proto.worker_pb2 import EngineTotals, FileTier, HostTier, OwnerCount, WorkerStatus
 from baton.router.cluster_view.contexts import LEAST_CONTEXT
 from baton.router.cluster_view.status_check import check_details, check_status
 from baton.router.cluster_view.worker_notes import SHOWN_S, WorkerNotes
@@ -38,6 +38,9 @@ NAN, INF = float("nan"), float("inf")
         (WorkerStatus(host=HostTier(pages=[OwnerCount(owner="free", count=1 << 63)])),
          "slots and pages"),
         (WorkerStatus(totals=EngineTotals(host_hit_tokens=1 << 63)), "totals"),
+        (WorkerStatus(totals=EngineTotals(file_hit_tokens=1 << 63)), "totals"),
+        (WorkerStatus(files=FileTier(files=1 << 63)), "files"),
+        (WorkerStatus(files=FileTier(bytes=1 << 63)), "bytes of files"),
         (WorkerStatus(handoffs={"sending": 1 << 63}), "handoffs"),
         (WorkerStatus(totals=EngineTotals(preemptions=1 << 63)), "totals"),
         (WorkerStatus(totals=EngineTotals(accepted_lengths=[1 << 63])), "totals"),

@@ -8,6 +8,7 @@ from samples import grown, samples
 
 from baton.core.role import Role
 from baton.decode.request_timings import RequestTimings
+from baton.engine.cache.cached_pools import FileCounts
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.layout.owners import Owner
 from baton.engine.settings.counters import Counters
@@ -99,7 +100,7 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
         pages={Owner.LIVE: 8, Owner.CACHE: 9}, shortages=Shortages(), max_running=10,
         max_model_len=11, decode_step_s=0.1, prompt_token_s=0.2, beside_decode=32,
         host_slots={Owner.CACHE: 12}, host_pages={Owner.CACHE: 13, Owner.FREE: 14},
-        host_saving=15, host_loading=16,
+        host_saving=15, host_loading=16, files=FileCounts(17, 18, 19, writing=20, reading=21),
     )  # fmt: skip
     metrics = made()
     for _ in range(2):  # gauges: the second time changes nothing
@@ -112,6 +113,8 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
                 "host_slots{owner=cache}": 12,
                 "host_pages{owner=cache}": 13, "host_pages{owner=free}": 14,
                 "host_copies{kind=save}": 15, "host_copies{kind=load}": 16,
+                "files": 17, "file_bytes": 18, "file_limit_bytes": 19,
+                "file_copies{kind=write}": 20, "file_copies{kind=read}": 21,
             },
             {},
         )  # fmt: skip
