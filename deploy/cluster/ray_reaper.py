@@ -28,7 +28,7 @@ def reap(folder: Path) -> list[int]:
 
 
 def _ids() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _belongs(pid: int, folder: Path) -> bool:
@@ -36,10 +36,18 @@ def _belongs(pid: int, folder: Path) -> bool:
     try:
         if not Path(f"/proc/{pid}/comm").read_text().startswith(_KIND):
             return False
-        opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        links = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
     except OSError:  # it has ended, or is another user's
         return False
-    return any(path.startswith(f"{folder}/") for path in opened)
+    return any(_target(link).startswith(f"{folder}/") for link in links)
+
+
+def _target(link: str) -> str:
+    """Return what a link names; nothing where the file has been closed meanwhile."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def main() -> None:

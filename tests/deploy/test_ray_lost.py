@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from kit.polling import wait_until
+from kit.processes import until_ended
 
 from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.ray_reaper import reap
@@ -67,15 +69,6 @@ def started(tmp_path: Path, then: str) -> Iterator[tuple["subprocess.Popen[str]"
                 child.kill()
 
 
-def has_ended(process: psutil.Process) -> bool:
-    """A process whose parent has ended is a zombie until the first process of the machine looks for
-    such, which some do once a minute."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_what_waits_for_a_lost_ray_is_ended(tmp_path: Path) -> None:
     with started(tmp_path, "wait for ever") as (process, _):
         os.killpg(process.pid, signal.SIGTERM)
@@ -107,7 +100,7 @@ def test_a_ray_that_is_stopped_in_order_is_not_called_lost(tmp_path: Path) -> No
         process.send_signal(signal.SIGTERM)
         said, warned = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, said, warned) == (0, "stopped\n", "")
-        wait_until(lambda: has_ended(child))
+        until_ended([child])
 
 
 def test_a_vital_process_that_has_ended_is_named(tmp_path: Path) -> None:
@@ -139,8 +132,18 @@ def test_a_ray_that_ends_leaves_other_children_of_its_process_alone() -> None:
             other.kill()
 
 
-def test_what_a_killed_process_leaves_of_its_ray_is_reaped(tmp_path: Path) -> None:
-    """And nothing else: neither another Ray's agent, nor whoever reads the logs."""
+def test_what_a_killed_process_leaves_of_its_ray_is_reaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else: neither another Ray's agent, nor whoever reads the logs. A file that is
+    closed meanwhile changes nothing."""
+    readlink = os.readlink
+
+    def closing(path: str) -> str:
+        if path.endswith("/fd/0"):
+            raise FileNotFoundError(path)
+        return readlink(path)
+
     ours, others = tmp_path / "ours", tmp_path / "ours-not"
     tools = tmp_path / "tools"
     for folder in (ours, others, tools):
@@ -159,6 +162,7 @@ def test_what_a_killed_process_leaves_of_its_ray_is_reaped(tmp_path: Path) -> No
         agent = begin(str(tools / "ray::Agent"), ours)
         others_agent = begin(str(tools / "ray::Agent"), others)
         reader = begin(sleep, ours)
+        monkeypatch.setattr(os, "readlink", closing)
         assert reap(ours) == [agent.pid]
         assert agent.wait(DEADLINE_S) == -signal.SIGKILL
         assert others_agent.poll() is None and reader.poll() is None

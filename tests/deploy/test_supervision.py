@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kit.polling import wait_until
+from kit.processes import until_ended
 
 from baton.deploy.files.owned_folder import owned_folder
 
@@ -51,8 +52,7 @@ def test_nothing_of_ray_outlives_a_killed_serve(tiny: Path, tmp_path: Path) -> N
         wait_until(lambda: any(name.startswith("ray::Runtime") for name in names_under(serve)))
         under = psutil.Process(serve.pid).children(recursive=True)
         serve.kill()
-        _, alive = psutil.wait_procs(under, timeout=DEADLINE_S)
-    assert not alive
+        until_ended(under, DEADLINE_S)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,7 @@ def test_a_lost_ray_is_noticed_and_nothing_stays_behind(
         said, _ = serve.communicate(timeout=DEADLINE_S)
     assert serve.returncode == 1
     assert f"Ray's {called} (pid {victim.pid}) has ended" in said, said
-    _, alive = psutil.wait_procs(under, timeout=DEADLINE_S)
-    assert not alive
+    until_ended(under, DEADLINE_S)
     (left,) = {state.parent for state in states}
     assert not states[0].exists()
     with owned_folder(left.parent):
