@@ -127,8 +127,12 @@ class CallLog:
             labels = {f"label.{name}": text for name, text in record.labels.items()}
             failure = "" if good else record.reason
             record.span.end(failure, status=record.status, key=record.key, **labels)
-        if not quiet or record.status != 200:
-            log.info("request", extra=record.fields())
+        if (not quiet or record.status != 200) and log.isEnabledFor(logging.INFO):
+            # Not `log.info`, which looks for the line of code that calls it.
+            line = log.makeRecord(
+                log.name, logging.INFO, __file__, 0, "request", (), None, extra=record.fields()
+            )
+            log.handle(line)
 
     def refused(
         self, request_id: str, call: str, headers: Mapping[str, str], status: int | str, reason: str

@@ -13,6 +13,8 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
 GZIP = {"gzip", "x-gzip"}
+CODED = {b"transfer-encoding", b"content-encoding"}
+"""The headers of a body that `decoded` has to look at."""
 _OF_BYTES = {b"content-encoding", b"content-length"}
 PART_BYTES = 1 << 16
 """The most bytes that come out at once."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -12,10 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from baton.api.access.access import owner_in
 from baton.api.access.browser_guard import not_json
 from baton.api.backend import Backend
-from baton.api.content_coding import decoded
+from baton.api.content_coding import CODED, decoded
 from baton.api.disconnect import ClientGone
 from baton.api.relative_redirects import RelativeRedirects
 from baton.api.replies import ErrorReply, error_response
+from baton.api.request_headers import headers_in
 from baton.api.request_ids import has_reply
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -48,8 +48,10 @@ class Dispatch:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        found = not_json(scope, headers) or decoded(scope, headers, receive, self._max_body_bytes)
+        headers = headers_in(scope)
+        found = not_json(scope, headers) or receive
+        if found is receive and not headers.lacks(CODED):
+            found = decoded(scope, headers, receive, self._max_body_bytes)
         if isinstance(found, ErrorReply):
             await found(scope, receive, send)
             return

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from baton.api.call_log import record_in
@@ -20,12 +20,16 @@ SHOULD_RETRY = "x-should-retry"
 whose own time is over."""
 
 
-class JsonReply(JSONResponse):
-    """A reply of the values that answers are made of. Others, such as errors, which repeat what
+class JsonReply(Response):
+    """A reply 200 of the values that answers are made of. Others, such as errors, which repeat what
     clients sent, may have text that orjson refuses."""
 
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+    def __init__(self, content: Any) -> None:
+        """Set what Starlette's constructor would, in one call."""
+        self.status_code, self.background = 200, None
+        self.body = orjson.dumps(content)
+        length = b"%d" % len(self.body)
+        self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
 
 
 class ErrorReply(JSONResponse):

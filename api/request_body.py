@@ -6,7 +6,7 @@ from typing import Self
 
 from starlette.requests import ClientDisconnect, Request
 
-from baton.api.access.access import owner_of
+from baton.api.access.access import owner_in, owner_of
 from baton.api.access.client_limits import client_of
 from baton.api.backend import Backend
 from baton.api.call_log import record_in
@@ -18,12 +18,15 @@ from baton.api.fields.request_fields import UnknownFields
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
 from baton.api.large.requests import LargeRequests
+from baton.api.request_headers import headers_in
 from baton.api.request_ids import HEADER
 from baton.api.requests import RequestLabels
 from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
+_ARRIVED = "baton.arrived"
+"""The place of an ASGI scope for the time at which its request came, on `time.monotonic`."""
 LARGE_BYTES = 1 << 16
 """Larger bodies are parsed in a process of their own: a parser holds the interpreter lock."""
 
@@ -55,7 +58,7 @@ class BodyReader:
         return body
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        request.state.arrived = time.monotonic()
+        request.scope[_ARRIVED] = time.monotonic()
         parts: list[bytes] = []
         size = 0
         chunks = BodyParts(request, self.max_bytes)
@@ -71,7 +74,7 @@ class BodyReader:
                         file.write(each)
                         await self.large.pace.took(len(each))
                     parse = self._parse(self.large, kind, file, owner_of(request))
-                    return await unless_disconnected(request.receive, parse)
+                    return await unless_disconnected(request.scope, request.receive, parse)
         return parse_body(kind, b"".join(parts), self.unknown)
 
     async def _parse(
@@ -89,7 +92,7 @@ class BodyParts:
     """
 
     def __init__(self, request: Request, limit: int) -> None:
-        declared = request.headers.get("content-length", "0")
+        declared = headers_in(request.scope).get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
         self._receive = request.receive
@@ -121,7 +124,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 def deadline_of(request: Request, timeout_s: float | None) -> Deadline | None:
     """Return the deadline of a request whose body was read. Raises `ApiError` as `Deadline.of`
     does."""
-    return Deadline.of(timeout_s, arrived=request.state.arrived)
+    if timeout_s is None:
+        return None
+    return Deadline.of(timeout_s, arrived=request.scope[_ARRIVED])
 
 
 def labels_of(
@@ -129,10 +134,10 @@ def labels_of(
 ) -> RequestLabels:
     """Return the request's labels. The caller's own id is X-Request-Id, else the body's."""
     return RequestLabels(
-        request.headers.get(HEADER) or body.client_id,
+        headers_in(request.scope).get(HEADER) or body.client_id,
         body.priority or 0,
         body.dp_rank,
-        owner_of(request),
+        owner_in(request.scope),
         body.salt,
         deadline,
         record_in(request.scope),

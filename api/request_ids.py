@@ -1,7 +1,7 @@
 """The header `X-Request-Id`: a client's own name for its request, which every reply repeats."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +11,7 @@ from baton.api.call_log import QUIET, CallLog, keep_record
 from baton.api.errors import ANTHROPIC_PATH, shorten
 from baton.api.fields.ignored import IGNORED_HEADER, ignored_in, ignored_value
 from baton.api.replies import error_response
+from baton.api.request_headers import RequestHeaders, headers_in
 from baton.api.requests import new_request_id
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -41,7 +42,7 @@ class RequestIds:
         app: ASGIApp,
         calls: CallLog | None = None,
         metrics: ClientMetrics | None = None,
-        refusal: Callable[[Headers], ApiError | None] = lambda _: None,
+        refusal: Callable[[RequestHeaders], ApiError | None] = lambda _: None,
         synthetic: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """calls: where each request is logged; None: nowhere. metrics: where what is left out of
@@ -57,7 +58,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = headers_in(scope)
         given = headers.get(HEADER)
         wrong = given is not None and not _VALID.fullmatch(given)
         found = new_request_id() if given is None or wrong else given
@@ -89,18 +90,19 @@ class RequestIds:
             if record is not None and self._calls is not None:
                 self._calls.end(record, quiet=scope["path"] in QUIET)
 
-    def _added(self, scope: Scope, request_id: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the headers that a reply has besides its own."""
+    def _added(self, scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
+        """Return the headers that a reply has besides its own."""
         given = request_id.encode()
-        yield _HEADER, given
+        added = [(_HEADER, given)]
         if scope["path"].startswith(ANTHROPIC_PATH):
-            yield b"request-id", given  # where Anthropic's clients look for it
+            added.append((b"request-id", given))  # where Anthropic's clients look for it
         if length := self._synthetic():
-            yield _SYNTHETIC, f"{length:g}".encode()
+            added.append((_SYNTHETIC, f"{length:g}".encode()))
         if names := ignored_in(scope):
-            yield _IGNORED, ignored_value(names).encode()
+            added.append((_IGNORED, ignored_value(names).encode()))
             if self._metrics is not None:
                 self._metrics.ignored(names)
+        return added
 
 
 def has_reply(scope: Scope) -> bool:

@@ -117,7 +117,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             parts = scope.get("extensions", {}).get(PARTS)
-            await unless_disconnected(receive, self._send_all(send, parts))
+            await unless_disconnected(scope, receive, self._send_all(send, parts))
         except ClientGone:
             return
 

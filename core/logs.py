@@ -2,12 +2,14 @@
 
 import json
 import logging
+import re
 import time
 from enum import StrEnum
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_is_word = re.compile(r"[!#-<>-~]+").fullmatch  # ASCII without spaces, quotation marks and `=`
 _encode = json.JSONEncoder(default=str).encode  # `json.dumps` would make an encoder for each line
 
 
@@ -82,6 +84,8 @@ def set_up(log_format: LogFormat, **fields: str) -> None:
 def _shown(value: object) -> str:
     """Return a value as one word: in JSON if it is an object, or has spaces or quotation marks."""
     text = "-" if value is None else str(value)
+    if _is_word(text):
+        return text
     if isinstance(value, dict):
         return json.dumps(value, separators=(",", ":"))
     plain = text.isprintable() and not set(text) & {" ", '"', "="}

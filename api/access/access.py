@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,7 @@ from baton.api.access.keys import Key, KeyScope
 from baton.api.backend import MAX_PRIORITY, GenerateRequest
 from baton.api.call_log import CallLog, CallRecord, record_in
 from baton.api.replies import error_response
+from baton.api.request_headers import headers_in
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
 from baton.rpc.errors import refuse
@@ -129,7 +130,7 @@ class _KeyGuard:
             await reply(scope, receive, _with_headers(send, call))
 
     def _key(self, scope: Scope) -> Key:
-        headers = Headers(scope=scope)
+        headers = headers_in(scope)
         given = _key_text(headers.get("authorization"), headers.get("x-api-key"))
         try:
             return self._keys.keyring.admit(given, *self._scopes)

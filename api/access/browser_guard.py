@@ -13,12 +13,14 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from baton.api.replies import ErrorReply, error_response
+from baton.api.request_headers import RequestHeaders
 from baton.core.address import is_loopback
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
 JSON = "application/json"
 _BODYLESS = {"GET", "HEAD", "OPTIONS"}
+_OF_PAGES = {b"origin", b"sec-fetch-site"}
 _OTHER_SITES = {"cross-site", "same-site"}  # same-site: another port of this host, or a sibling
 
 
@@ -44,7 +46,7 @@ class BrowserPolicy:
         names = frozenset(name.lower() for name in (*allowed_hosts, host))
         return cls(names if checked else None, cors_origins)
 
-    def refusal(self, headers: Headers) -> ApiError | None:
+    def refusal(self, headers: RequestHeaders) -> ApiError | None:
         """Return the error for a request that these headers forbid, or None."""
         hosts = headers.getlist("host")
         if self.hosts is not None and not (hosts and all(map(self._serves, hosts))):
@@ -54,6 +56,8 @@ class BrowserPolicy:
                 "that --allowed-host gives",
                 "host",
             )
+        if headers.lacks(_OF_PAGES):
+            return None
         origins = headers.getlist("origin")
         foreign = [each for each in origins if not self._may_call(each, hosts)]
         site = headers.get("sec-fetch-site", "")

@@ -42,7 +42,7 @@ class MessagesEndpoint:
                 last=b"",
                 ping=named_event({"type": "ping"}),
             )
-        await unless_disconnected(request.receive, _collect(turn, writer))
+        await unless_disconnected(request.scope, request.receive, _collect(turn, writer))
         return JsonReply(writer.message)
 
     async def count_tokens(self, request: Request) -> Response:

@@ -49,7 +49,7 @@ class ChatEndpoint:
         if body.stream:
             return EventStream(chunks(envelope, form, turn.deltas), ping_s=self.ping_s)
         answers = await unless_disconnected(
-            request.receive, collect(turn.deltas, len(turn.parsers))
+            request.scope, request.receive, collect(turn.deltas, len(turn.parsers))
         )
         choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
         reply = envelope.whole(choices, answers)

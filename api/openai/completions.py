@@ -83,7 +83,9 @@ class CompletionsEndpoint:
         )
         if body.stream:
             return EventStream(chunks(envelope, form, deltas), ping_s=self.ping_s)
-        answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
+        answers = await unless_disconnected(
+            request.scope, request.receive, collect(deltas, len(requests))
+        )
         best = best_of(answers, body.computed, body.choices)
         choices = [form.whole(i, answers[i]) | {"index": n} for n, i in enumerate(best)]
         return JsonReply(envelope.whole(choices, answers))

@@ -38,7 +38,7 @@ class ResponsesEndpoint:
                 failure=writer.fail,
                 last=b"",
             )
-        await unless_disconnected(request.receive, _collect(turn, writer))
+        await unless_disconnected(request.scope, request.receive, _collect(turn, writer))
         return JsonReply(writer.response)
 
 

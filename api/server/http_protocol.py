@@ -15,10 +15,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from baton.api.access.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.call_log import CallLog, record_in
+from baton.api.disconnect import DEPARTURE
 from baton.api.errors import too_many
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
 from baton.api.server.connection_table import GRACE_S, PLACE_S, Connection, ConnectionTable
+from baton.api.server.cycle_departure import CycleDeparture
 from baton.api.server.lingering_http import LingeringHttp
 from baton.api.server.part_writer import CyclePartWriter
 from baton.api.server.reply_transport import ReplyTransport
@@ -89,6 +91,7 @@ class GuardedHttp(LingeringHttp):
         self._closes = False  # when the request is read whose reply is written already
         self._refusal: tuple[Refusal, ApiError, int] | None = None  # raised inside the parser
         self._running: RequestResponseCycle | None = None
+        self._departure: CycleDeparture | None = None  # of `_running`
         self._unread_since: float | None = None  # when the client ceased to read
         self._unread = 0  # bytes that it had not read then
 
@@ -108,6 +111,8 @@ class GuardedHttp(LingeringHttp):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+        if self._departure is not None:
+            self._departure.told()
 
     def data_received(self, data: bytes) -> None:
         if self.lingers:
@@ -176,10 +181,11 @@ class GuardedHttp(LingeringHttp):
     # What uvicorn calls
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
+        self._running, self._departure = cycle, CycleDeparture(cycle)
+        extensions: dict[str, Any] = {DEPARTURE: self._departure}
         if cycle.scope["method"] != "HEAD":  # its reply has no body
-            extensions: dict[str, Any] = {PARTS: CyclePartWriter(cycle)}
-            cycle.scope["extensions"] = extensions
+            extensions[PARTS] = CyclePartWriter(cycle)
+        cycle.scope["extensions"] = extensions
         end = ReplyTransport(self.transport, partial(self._close_behind, cycle))
         cycle.transport = end  # type: ignore[assignment]  # it has what is called
         super()._start_asgi_task(cycle, app)

@@ -30,6 +30,7 @@ class StreamLimit:
         self._metrics = metrics
         self._calls = calls
         self._open = 0
+        metrics.http_streams.set_function(lambda: self._open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == HEALTH:
@@ -41,12 +42,8 @@ class StreamLimit:
             reply = error_response(error, scope["path"])
             await RequestIds(reply, self._calls)(scope, receive, send)
         else:
-            self._count(1)
+            self._open += 1
             try:
                 await self._app(scope, receive, send)
             finally:
-                self._count(-1)
-
-    def _count(self, more: int) -> None:
-        self._open += more
-        self._metrics.http_streams.set(self._open)
+                self._open -= 1

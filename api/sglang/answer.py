@@ -1,7 +1,6 @@
 """The replies of `/generate` in SGLang's form."""
 
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
 from typing import Any
 
 from baton.api.answers import AnswerDelta
@@ -167,14 +166,15 @@ async def until_aborted(
     continue.
     """
     given = 0
-    async with aclosing(answer):
-        try:
-            async for delta in answer:
-                given += len(delta.token_ids)
-                yield delta
-        except ApiError as err:
-            if err.code is not ErrorCode.CANCELLED:
-                raise
-            usage = Usage(len(request.prompt_ids), given)
-            finished = Finished(End(FinishReason.ABORT), usage=usage, error=err)
-            yield AnswerDelta(index, "", given, finished=finished)
+    try:  # `aclosing` would be four calls more
+        async for delta in answer:
+            given += len(delta.token_ids)
+            yield delta
+    except ApiError as err:
+        if err.code is not ErrorCode.CANCELLED:
+            raise
+        usage = Usage(len(request.prompt_ids), given)
+        finished = Finished(End(FinishReason.ABORT), usage=usage, error=err)
+        yield AnswerDelta(index, "", given, finished=finished)
+    finally:
+        await answer.aclose()

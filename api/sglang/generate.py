@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.api.access.access import admit, owner_of
+from baton.api.access.access import admit, owner_in
 from baton.api.answers import AnswerDelta, merged, stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.call_log import record_in
@@ -57,7 +57,7 @@ class GenerateEndpoint:
         several = body.batched or len(call.answers) > 1
         if body.stream:
             return EventStream(_chunks(call, several, self.incremental), ping_s=self.ping_s)
-        await unless_disconnected(request.receive, _collect(call))
+        await unless_disconnected(request.scope, request.receive, _collect(call))
         replies = [answer.json() for answer in call.answers]
         return JsonReply(replies if several else replies[0])
 
@@ -80,7 +80,7 @@ class GenerateEndpoint:
             asked.label,
             body.priority or 0,
             body.dp_rank,
-            owner_of(request),
+            owner_in(request.scope),
             asked.salt,
             deadline,
             record_in(request.scope),

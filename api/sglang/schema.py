@@ -213,11 +213,17 @@ class GenerateBody(RequestBody):
         prompts, param = self._prompts()
         count = len(prompts)
         samplings = _each("sampling_params", self.sampling_params, count, _NO_SAMPLING)
-        wanted = _each("return_logprob", self.return_logprob, count, False)
-        starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
-        tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
+        wanted, starts, tops = [False] * count, [-1] * count, [0] * count
+        labels: list[str | None] = [None] * count
+        if self.return_logprob is not None:
+            wanted = _each("return_logprob", self.return_logprob, count, False)
+        if self.logprob_start_len is not None:
+            starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
+        if self.top_logprobs_num is not None:
+            tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
+        if self.rid is not None:
+            labels = list(_each("rid", self.rid, count, None))
         asked_ids = self._token_ids(count)
-        labels: list[str | None] = list(_each("rid", self.rid, count, None))
         salts = self._salts(count)
         for sampling in samplings:
             sampling.check()

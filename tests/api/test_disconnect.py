@@ -33,7 +33,7 @@ async def test_the_work_is_cancelled_and_cleaned_up_before_the_client_is_reporte
             cleaned = True
 
     with pytest.raises(ClientGone):
-        await unless_disconnected(client.receive, work())
+        await unless_disconnected({}, client.receive, work())
     assert cleaned
 
 
@@ -44,7 +44,7 @@ async def test_a_client_that_stays_gets_the_result_or_the_error() -> None:
     async def fail() -> int:
         raise ValueError("no")
 
-    assert await unless_disconnected(Client().receive, answer()) == 5
+    assert await unless_disconnected({}, Client().receive, answer()) == 5
     with pytest.raises(ValueError, match="no"):
-        await unless_disconnected(Client().receive, fail())
+        await unless_disconnected({}, Client().receive, fail())
     assert len(asyncio.all_tasks()) == 1
