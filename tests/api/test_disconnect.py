@@ -4,8 +4,20 @@ import asyncio
 from typing import Any
 
 import pytest
+from fake_backend import FakeBackend
 
 from baton.api.disconnect import ClientGone, unless_disconnected
+from baton.api.http import make_app
+from baton.api.server.http_server import HttpServer
+from baton.api.text_service import TextService
+from baton.core.supervised import ProcessSupervisor
+
+DEADLINE_S = 60.0
+BODY = b'{"prompt": "x"}'
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+)
 
 
 class Client:
@@ -48,3 +60,21 @@ async def test_a_client_that_stays_gets_the_result_or_the_error() -> None:
     with pytest.raises(ValueError, match="no"):
         await unless_disconnected({}, Client().receive, fail())
     assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("hold_after", [0, 1])
+async def test_the_server_says_that_a_client_has_left(
+    backend: FakeBackend, text: TextService, hold_after: int
+) -> None:
+    backend.hold_after = hold_after
+    server = HttpServer(make_app(backend, text), "127.0.0.1", 0, ProcessSupervisor())
+    await server.start()
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POST)
+        await asyncio.wait_for(backend.holding.wait(), DEADLINE_S)
+        writer.transport.abort()
+        await asyncio.wait_for(backend.was_cancelled.wait(), DEADLINE_S)
+        assert backend.cancelled == [backend.seen[0].request_id]
+    finally:
+        await server.stop(0.0)
