@@ -126,8 +126,8 @@ class Engine:
             drafter=drafter,
         )
         self.prefixes = PrefixShare(self._pools, self.reservations, canary)
-        memory = self.states, self.pages
-        self.tier = host_tier(self.plan, self.prefixes, *memory, self._scheduler, planner)
+        storages = self._runner.storages
+        self.tier = host_tier(self.plan, self.prefixes, storages, self._scheduler, planner)
         self._outbox: list[Event] = []
         self._last_serial = 0
 

@@ -31,6 +31,7 @@ from baton.engine.forward.verification import (
     sample_window,
 )
 from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
@@ -138,6 +139,14 @@ class ModelRunner:
     def followers(self) -> Followers | None:
         """The other ranks that run the model; None where there is one rank."""
         return self._model.followers if isinstance(self._model, LeadingModel) else None
+
+    @property
+    def storages(self) -> tuple[RankStorage, ...]:
+        """The storages of the pools of all ranks."""
+        followers = self.followers
+        if followers is None or followers.storages is None:
+            return (RankStorage(self._states.storage, self._pages.storage),)
+        return followers.storages.ranks
 
     def rank_findings(self) -> list[str]:
         """Describe what other ranks have written elsewhere than this one, behind the steps so

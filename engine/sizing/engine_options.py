@@ -183,8 +183,3 @@ def check_ranks(config: EngineConfig) -> None:
             f"device is {config.device}, one device, and the replica has {config.tp} ranks: use "
             "cuda, of which ranks take the first that CUDA_VISIBLE_DEVICES names, or tp 1"
         )
-    if config.tp > 1 and config.host_tier_bytes:
-        raise ConfigError(
-            f"host_cache keeps copies of one rank's memory, and the replica has {config.tp} ranks: "
-            "leave out host_cache_gb and host_cache_state_gb, or use tp 1"
-        )

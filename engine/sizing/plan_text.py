@@ -43,8 +43,8 @@ def _host_parts(plan: MemoryPlan) -> dict[str, str]:
     """Describe the host's tier."""
     sizes = HostSizes(plan)
     parts = {
-        "host snapshots": (sizes.slots, plan.slot_layout.slot_bytes),
-        "host pages": (sizes.pages, plan.page_layout.page_bytes),
+        "host snapshots": (sizes.slots, sizes.slot_bytes),
+        "host pages": (sizes.pages, sizes.page_bytes),
     }
     return {
         name: f"{count} of {readable(each)} = {readable(count * each)}, beside the budget"

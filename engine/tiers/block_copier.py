@@ -15,6 +15,9 @@ PIECE_BYTES = 4 << 20
 """Bytes between two looks at whether to stop: a millisecond's work, or little more."""
 
 
+_Move = Callable[[int, int, int], None]
+
+
 class Blocks(NamedTuple):
     """The storages of one kind of block, [blocks, bytes] uint8, at both ends of a copy."""
 
@@ -29,13 +32,13 @@ class BlockCopier:
     done: it follows no stream's order.
     """
 
-    def __init__(self, name: str, kinds: Sequence[Blocks], device: torch.device) -> None:
-        """name: of the thread. kinds: slots, and pages. device: that of the pool which is not the
-        host's."""
+    def __init__(self, name: str, kinds: Sequence[Blocks], *devices: torch.device) -> None:
+        """name: of the thread. kinds: the parts of slots and of pages, by turns, of each rank.
+        devices: of each rank, that of the pools which are not the host's."""
         self._kinds = kinds
         self._movers = [_mover(blocks) for blocks in kinds]
-        self._device = device
-        self._stream: torch.cuda.Stream | None = None
+        self._devices = devices
+        self._streams: list[torch.cuda.Stream] = []  # of each rank; on a CPU none
         self._thread = CopyThread(name, self._begin)
 
     def start(
@@ -47,7 +50,7 @@ class BlockCopier:
         """Copy blocks, given as pairs of source and target. after: called on some thread at the
         end, however it ends."""
         sizes = [blocks.source.shape[1] for blocks in self._kinds]
-        nbytes = len(slots) * sizes[0] + len(pages) * sizes[1]
+        nbytes = len(slots) * sum(sizes[::2]) + len(pages) * sum(sizes[1::2])
         return self._thread.run(nbytes, lambda copy: self._copy(copy, (slots, pages)), after)
 
     def close(self) -> None:
@@ -55,33 +58,53 @@ class BlockCopier:
         self._thread.close()
 
     def _begin(self) -> None:
-        if self._device.type == "cuda":
-            use_device(self._device)
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        if self._devices[0].type == "cuda":
+            use_device(self._devices[0])
+            self._streams = [
+                torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                for device in self._devices
+            ]
 
     def _copy(self, copy: Copy, blocks: tuple[Iterable[tuple[int, int]], ...]) -> float | None:
-        began, unsettled = perf_counter(), 0
-        with torch.cuda.stream(self._stream):
-            for kind, move, pairs in zip(self._kinds, self._movers, blocks, strict=True):
-                size = kind.source.shape[1]
-                for source, target, count in block_runs(pairs):
-                    for at in range(0, count * size, PIECE_BYTES):
-                        if copy.stopping:
-                            self._settle()
-                            return None
-                        nbytes = min(PIECE_BYTES, count * size - at)
-                        move(source * size + at, target * size + at, nbytes)
-                        unsettled += nbytes
-                        if unsettled >= PIECE_BYTES:
-                            self._settle()
-                            unsettled = 0
-            self._settle()
+        began = perf_counter()
+        for number, kind in enumerate(self._kinds):
+            rank, which = divmod(number, 2)
+            stream = self._streams[rank] if self._streams else None
+            with torch.cuda.stream(stream):
+                whole = self._copy_kind(copy, kind, self._movers[number], blocks[which], stream)
+            if not whole:
+                return None
         return perf_counter() - began
 
-    def _settle(self) -> None:
-        """Wait until the device has done what it was given."""
-        if self._stream is not None:
-            self._stream.synchronize()
+    def _copy_kind(
+        self,
+        copy: Copy,
+        kind: Blocks,
+        move: _Move,
+        pairs: Iterable[tuple[int, int]],
+        stream: torch.cuda.Stream | None,
+    ) -> bool:
+        """Copy the blocks of one kind. False where that was stopped."""
+        size, unsettled = kind.source.shape[1], 0
+        for source, target, count in block_runs(pairs):
+            for at in range(0, count * size, PIECE_BYTES):
+                if copy.stopping:
+                    _settle(stream)
+                    return False
+                nbytes = min(PIECE_BYTES, count * size - at)
+                move(source * size + at, target * size + at, nbytes)
+                unsettled += nbytes
+                if unsettled >= PIECE_BYTES:
+                    _settle(stream)
+                    unsettled = 0
+        _settle(stream)
+        return True
+
+
+def _settle(stream: torch.cuda.Stream | None) -> None:
+    """Wait until the device has done what it was given."""
+    if stream is not None:
+        stream.synchronize()
 
 
 def block_runs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -97,7 +120,7 @@ def block_runs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int
             begin = end
 
 
-def _mover(blocks: Blocks) -> Callable[[int, int, int], None]:
+def _mover(blocks: Blocks) -> _Move:
     """Return what moves (from byte, to byte, bytes) of flat storages."""
     source, target = blocks.source.view(-1), blocks.target.view(-1)
     if source.device.type == target.device.type == "cpu":

@@ -21,13 +21,15 @@ log = logging.getLogger(__name__)
 
 class FileBlocks:
     """The work of the threads that read and write. A file holds a state, if the model has any, and
-    pages."""
+    pages, of each the parts of all ranks."""
 
     def __init__(self, memory: HostPools, folder: FileFolder, names: FileNames) -> None:
         self.folder, self._names = folder, names
         self._pools: CachedPools = memory.cached
+        self._ranks = memory.ranks
         self._slots = HostBytes(memory.states.view(-1).numpy())
         self._pages = HostBytes(memory.pages.view(-1).numpy())
+        self._slot_bytes, self._page_bytes = memory.states.shape[1], memory.pages.shape[1]
 
     def chain(self, key: bytes, salt: bytes, above: int) -> list[ChainedFile]:
         """Return the files of the longest prefix of `key` that has more than `above` pages."""
@@ -41,7 +43,7 @@ class FileBlocks:
         chain = self.folder.chain(folder, names, above=0)
         self.folder.use(chain)
         first = chain[-1].end if chain else 0
-        blocks = self._views(each.loan.state, first)
+        blocks = self._views(each.loan.state, first, len(names))
         nbytes = file_bytes([len(block) for block in blocks])
         if first == len(names) or not self.folder.make_room(nbytes):
             return None
@@ -71,17 +73,16 @@ class FileBlocks:
 
     def _read(self, each: ChainedFile, state: StateRef, known: int, copy: Copy) -> bool:
         """Read the pages of a file from page `known` on, and the state if it ends there."""
-        pages = state.pages[each.file.first : each.end]
-        stateful = self._pools.stateful
-        numbered = enumerate(pages, each.file.first)
-        wanted = {
-            number - each.file.first + stateful: self._page(page)
-            for number, page in numbered
-            if number >= known
-        }
-        if stateful and each.end == len(state.pages):
-            wanted[0] = self._slot(state.slot)
-        sizes = [self._pools.slot_bytes] * stateful + [self._pools.page_bytes] * len(pages)
+        blocks = self._views(state, each.file.first, each.end)
+        of_state = self._ranks * self._pools.stateful
+        wanted = dict(enumerate(blocks))
+        known_blocks = self._ranks * max(0, min(known, each.end) - each.file.first)
+        for number in range(of_state, of_state + known_blocks):
+            del wanted[number]
+        if each.end < len(state.pages):
+            for number in range(of_state):
+                del wanted[number]
+        sizes = [len(block) for block in blocks]
         return not wanted or read_file(
             each.file.path, sizes, wanted, partial(self._names.mac, each.name), copy
         )
@@ -97,13 +98,16 @@ class FileBlocks:
         except OSError as error:
             log.warning("the folder of cached prefixes cannot be read: %s", error)
 
-    def _views(self, state: StateRef, first: int) -> list[memoryview]:
-        """Return the bytes of a state and of its pages from page `first` on."""
-        slots = [self._slot(state.slot)] if self._pools.stateful else []
-        return slots + [self._page(page) for page in state.pages[first:]]
+    def _views(self, state: StateRef, first: int, end: int) -> list[memoryview]:
+        """Return the bytes of a state and of its pages [first, end), in a file's order."""
+        slots, pages = self._pools.slots.size, self._pools.pages.size
+        views = self._parts(self._slots, slots, state.slot) if self._pools.stateful else []
+        for page in state.pages[first:end]:
+            views += self._parts(self._pages, pages, page)
+        return views
 
-    def _slot(self, slot: int) -> memoryview:
-        return self._slots.view(slot * self._pools.slot_bytes, self._pools.slot_bytes)
-
-    def _page(self, page: int) -> memoryview:
-        return self._pages.view(page * self._pools.page_bytes, self._pools.page_bytes)
+    def _parts(self, pool: HostBytes, blocks: int, number: int) -> list[memoryview]:
+        """Return the parts that the ranks have of a block of a pool of so many."""
+        nbytes = self._slot_bytes if pool is self._slots else self._page_bytes
+        places = range(number, number + self._ranks * blocks, blocks)
+        return [pool.view(place * nbytes, nbytes) for place in places]

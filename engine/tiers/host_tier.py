@@ -6,7 +6,7 @@ cache is lent by it, and copied into a reservation that the device's cache then 
 of a prefix come from one memory each: the state from here, each page from here or from the cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.engine.audit import audit
 from baton.engine.cache.cached_pools import FileCounts
@@ -14,8 +14,7 @@ from baton.engine.cache.prefix_node import Node
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
 from baton.engine.layout.owners import Owner
-from baton.engine.memory.page_pool import PagePool
-from baton.engine.memory.state_pool import StatePool
+from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.schedule.canary import canary_for
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
@@ -151,13 +150,12 @@ class HostTier:
 def host_tier(
     plan: MemoryPlan,
     device: PrefixShare,
-    states: StatePool,
-    pages: PagePool,
+    storages: Sequence[RankStorage],
     scheduler: Scheduler,
     planner: RowPlanner,
 ) -> HostTier | None:
-    """Allocate the host's tier of a device's pools; None: the options ask for none. Raises
-    ConfigError.
+    """Allocate the host's tier of a device's pools; None: the options ask for none. storages: of
+    the pools of all ranks. Raises ConfigError.
     """
     if not (sizes := HostSizes(plan)):
         return None
@@ -165,12 +163,13 @@ def host_tier(
     pools = memory.cached
     canary = canary_for(plan.config, plan.model_config, plan.tables.width)
     host = PrefixShare(pools, Reservations(pools, pools.counters), canary)
-    ours, theirs = (states.storage, pages.storage), (memory.states, memory.pages)
+    ours = [each for rank in storages for each in rank]
+    theirs = [each for rank in range(memory.ranks) for each in memory.of_rank(rank)]
     saved = [Blocks(*each) for each in zip(ours, theirs, strict=True)]
     loaded = [Blocks(*each) for each in zip(theirs, ours, strict=True)]
-    where = states.storage.device
-    saving = CopyRoute(device, host, BlockCopier("save", saved, where), device.pools.counters)
-    loading = CopyRoute(host, device, BlockCopier("load", loaded, where), device.pools.counters)
+    where = [rank.states.device for rank in storages]
+    saving = CopyRoute(device, host, BlockCopier("save", saved, *where), device.pools.counters)
+    loading = CopyRoute(host, device, BlockCopier("load", loaded, *where), device.pools.counters)
     saves = Saves(saving, idle=lambda: not scheduler.admitted)
     files = file_tier(plan, device, host, memory, scheduler.speeds, saves)
     loads = Loads(loading, scheduler, planner, plan.max_running, files)
