@@ -258,7 +258,7 @@ def paged_attn_ref(
     return out
 
 
-_LINKS = 63
+LINKS = 63
 """Bits of a node's links: tokens of a tree, at most, the newest token of its row among them."""
 # The integers that a float's bits are masked as.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -268,11 +268,11 @@ def branch_places(positions: Tensor, kv_lens: Tensor, nodes: Tensor) -> Tensor:
     """Return where the positions of each row lie, as `nodes` say: [B, S] int64; past a row's end
     anywhere. positions: [S] int64; kv_lens, nodes: [B] int64.
     """
-    order = torch.arange(_LINKS, device=nodes.device)
+    order = torch.arange(LINKS, device=nodes.device)
     there = (nodes[:, None] >> order) & 1
     behind = torch.argsort(1 - there, dim=1, stable=True)  # places behind the first, by depth
     first = (kv_lens - there.sum(dim=1))[:, None]
-    depths = (positions - first).clamp(0, _LINKS - 1)
+    depths = (positions - first).clamp(0, LINKS - 1)
     places = torch.where(positions < first, positions, first + behind.gather(1, depths))
     return places.clamp(0, len(positions) - 1)
 

@@ -31,7 +31,7 @@ class Kernels(
             serves all lengths
     reads_fp8_words: products read 8-bit floats as `Fp8Words`
     trees:  several continuations of a row are verified at once: attention and recurrent mixers read
-            `nodes`, on a CPU
+            `nodes`
     needs_cpu_seq_lens: kinds of attention that read the KV lengths on the host. A model that has
             none of these kinds gets no host lengths
     """

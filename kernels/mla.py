@@ -165,16 +165,11 @@ def mla_decode(
     kv_lens_host: Sequence[int],
     rank: int,
     scale: float,
-    tree: Tensor | None = None,
     *,
     first_key: int = 0,
     nodes: Tensor | None = None,
 ) -> Tensor:
-    """Implement `Kernels.mla_decode` in torch.
-
-    tree: [B, Q, Q] bool: which of a row's new tokens (last) each of them (second) sees, besides all
-          tokens before them; None: itself and those before it
-    """
+    """Implement `Kernels.mla_decode` in torch."""
     rows, queries, heads, width = q.shape
     page_size = pool.shape[1]
     widest = max(1, -(-max(kv_lens_host, default=0) // page_size))
@@ -183,7 +178,9 @@ def mla_decode(
     there = (positions < kv_lens[:, None]) & (positions >= first_key)
     places = None if nodes is None else branch_places(positions, kv_lens, nodes)
     latents = gather_seen(pool[:, :, None], pages, there, q.dtype, places)
-    seen = _seen_by_new(positions, kv_lens, queries, tree) & (positions >= first_key)
+    order = torch.arange(queries, device=q.device)[:, None]  # of the newest tokens
+    ends = (kv_lens[:, None] - queries)[:, None] + order
+    seen = (positions <= ends) & (positions >= first_key)
     # A row that sees no token sees the zeros of position 0: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None, None] <= first_key)
     mask = seen[:, :, None].expand(rows, queries, heads, len(positions)).flatten(1, 2)
@@ -360,14 +357,13 @@ def mla_ref(
     cu_seqlens_q_host: Sequence[int],
     kv_lens_host: Sequence[int],
     scale: float,
-    tree: Tensor | None = None,
     first_key: int = 0,
 ) -> Tensor:
     """Attend through expanded keys and values, head by head and token by token; returns float64
     [T, H, V]. For tests.
 
-    The reference of prefill, and of decode with its projections before and after. `tree` as in
-    mla_decode, where every row has Q tokens. `first_key` as in paged_attn_ref.
+    The reference of prefill, and of decode with its projections before and after.
+    `first_key` as in paged_attn_ref.
     """
     page_size, width = pool.shape[1:]
     rank = up.shape[2]
@@ -377,15 +373,9 @@ def mla_ref(
         start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
         old = kv_len - (end - start)
         for t in range(start, end):
-            new = [
-                i
-                for i in range(end - start)
-                if (i <= t - start if tree is None else tree[row, t - start, i])
-            ]
             entries = [
                 pool[block_tables[table_rows[row], p // page_size], p % page_size].double()
-                for p in [*range(old), *(old + i for i in new)]
-                if p >= first_key
+                for p in range(first_key, old + t - start + 1)
             ]
             if not entries:
                 continue
@@ -397,17 +387,6 @@ def mla_ref(
                 scores = keys @ q[t, head].double() * scale
                 out[t, head] = scores.softmax(dim=0) @ values
     return out
-
-
-def _seen_by_new(positions: Tensor, kv_lens: Tensor, queries: int, tree: Tensor | None) -> Tensor:
-    """Return which positions each of a row's newest tokens sees: [B, Q, positions] bool."""
-    order = torch.arange(queries, device=positions.device)
-    place = positions - (kv_lens[:, None] - queries)  # among the new tokens; below 0: before them
-    if tree is None:
-        return place[:, None] <= order[:, None]
-    among = place.clamp(0, queries - 1)[:, None].expand(-1, queries, -1)
-    own = (place >= 0) & (place < queries)
-    return (place < 0)[:, None] | (tree.gather(2, among) & own[:, None])
 
 
 def _expanded(q: Tensor, latents: Tensor, up: Tensor, scale: float) -> Tensor:

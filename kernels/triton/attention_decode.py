@@ -12,11 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.attention import LINKS
 from baton.kernels.scratch import LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.branches import nodes_of
 from baton.kernels.triton.kernel import kernel
-from baton.kernels.triton.paging import page_entries, page_places
+from baton.kernels.triton.paging import branch_places, page_entries, page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
 _KEYS = 64  # of one product; half as many in float32, and where heads are wider than 128
@@ -51,12 +53,12 @@ def paged_attn_decode(
     keys = _KEYS if q.dtype != torch.float32 and width <= 128 else _KEYS // 2
     widths = {"WIDTH": width, "BLOCK_D": block(width, SMALLEST_DOT)}
     _attend_part[(parts, kv_heads, rows)](
-        packed(q), packed(k_pool), packed(v_pool), block_tables, table_rows, kv_lens, means, sums,
-        scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
+        packed(q), packed(k_pool), packed(v_pool), block_tables, table_rows, kv_lens, nodes, means,
+        sums, scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
-        KEYS=keys, LEAST=LEAST_PART, MOST=most, FIRST=first_key, **widths, num_warps=4,
-        num_stages=3,
+        KEYS=keys, LEAST=LEAST_PART, MOST=most, FIRST=first_key, LINKS=LINKS, **widths,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most, QUERIES=1,
@@ -71,6 +73,35 @@ def part_length(kv_len, LEAST: tl.constexpr, MOST: tl.constexpr):
     return tl.maximum(LEAST, tl.cdiv(tl.cdiv(kv_len, MOST), 64) * 64)
 
 
+@triton.jit
+def _attend_tile(
+    queries, k_pool, v_pool, k_page, v_page, place, held, d, in_d, scale, best, total, mean
+):
+    """Return the softmax over the tokens so far and those of one tile, where `held`.
+
+    k_page, v_page: where the pages of the tile begin, one number or [KEYS]. place: [KEYS], of each
+    token in its page
+    """
+    keys = tl.load(
+        k_pool + (k_page + place)[None, :] + d[:, None],
+        mask=held[None, :] & in_d[:, None],
+        other=0.0,
+    ).to(queries.dtype)
+    values = tl.load(
+        v_pool + (v_page + place)[:, None] + d[None, :],
+        mask=held[:, None] & in_d[None, :],
+        other=0.0,
+    ).to(queries.dtype)
+    scores = dot(queries, keys) * scale
+    scores = tl.where(held[None, :], scores * LOG2_E, -1e30)
+    better = tl.maximum(best, tl.max(scores, axis=1))
+    weights = tl.where(held[None, :], tl.exp2(scores - better[:, None]), 0.0)
+    faded = tl.exp2(best - better)
+    total = total * faded + tl.sum(weights, axis=1)
+    mean = mean * faded[:, None] + dot(narrow(weights, queries.dtype), values)
+    return better, total, mean
+
+
 @kernel
 def _attend_part(
     q,
@@ -79,6 +110,7 @@ def _attend_part(
     block_tables,
     table_rows,
     kv_lens,
+    nodes,
     means,
     sums,
     scale,
@@ -96,6 +128,7 @@ def _attend_part(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     FIRST: tl.constexpr,
+    LINKS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -125,32 +158,34 @@ def _attend_part(
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
+        # Of a tree, tiles before the row's newest token lie in order, and the others do not.
+        ordered, path, branch = end, 0, 0
+        if nodes is not None:
+            path = tl.load(nodes + row)
+            branch = kv_len - nodes_of(path, LINKS)
+            ordered = tl.minimum(end, tl.maximum(begin, branch // KEYS * KEYS))
         next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
-        for first in range(begin, end, KEYS):
+        for first in range(begin, ordered, KEYS):
             position, held, place = page_places(first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
             if FIRST > 0:
                 held = held & (position >= FIRST)
             page = next_page.to(tl.int64)
             next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
-            place += kv_head * WIDTH
-            keys = tl.load(
-                k_pool + (page * k_page + place)[None, :] + d[:, None],
-                mask=held[None, :] & in_d[:, None],
-                other=0.0,
-            ).to(queries.dtype)
-            values = tl.load(
-                v_pool + (page * v_page + place)[:, None] + d[None, :],
-                mask=held[:, None] & in_d[None, :],
-                other=0.0,
-            ).to(queries.dtype)
-            scores = dot(queries, keys) * scale
-            scores = tl.where(held[None, :], scores * LOG2_E, -1e30)
-            better = tl.maximum(best, tl.max(scores, axis=1))
-            weights = tl.where(held[None, :], tl.exp2(scores - better[:, None]), 0.0)
-            faded = tl.exp2(best - better)
-            total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(narrow(weights, queries.dtype), values)
-            best = better
+            best, total, mean = _attend_tile(
+                queries, k_pool, v_pool, page * k_page, page * v_page, place + kv_head * WIDTH,
+                held, d, in_d, scale, best, total, mean,
+            )  # fmt: skip
+        if nodes is not None:
+            for first in range(ordered, end, KEYS):
+                position, held, page, place = branch_places(
+                    table, first, end, branch, path, KV_HEADS * WIDTH, PAGE_SIZE, KEYS, LINKS
+                )
+                if FIRST > 0:
+                    held = held & (position >= FIRST)
+                best, total, mean = _attend_tile(
+                    queries, k_pool, v_pool, page * k_page, page * v_page,
+                    place + kv_head * WIDTH, held, d, in_d, scale, best, total, mean,
+                )  # fmt: skip
         place = (row * heads + head) * parts + part
         stored = in_h[:, None] & in_d[None, :]
         tl.store(means + place[:, None] * WIDTH + d[None, :], mean, mask=stored)

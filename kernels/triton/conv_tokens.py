@@ -5,7 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.attention import LINKS
 from baton.kernels.triton.arithmetic import narrow, sigmoid
+from baton.kernels.triton.branches import ancestor, nodes_of
 from baton.kernels.triton.conv1d import STEP_CHANNELS, Gates, conv_inputs
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import block, packed
@@ -22,20 +24,22 @@ def verify_conv(
     silu: bool = True,
     gates: Gates = (None, None),
     kept: Tensor | None = None,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Convolve Q tokens a row, in one launch: x [B Q, C] float -> [B Q, C], dtype of x.
 
     gates: see Gates. kept: [B Q, C], dtype of x; set to the inputs of the convolution
+    nodes: as in gated_conv_verify
     """
     tokens, channels = x.shape
     y = x.new_empty((tokens, channels))
     if tokens == 0:
         return y
     _verify_conv[(tokens, triton.cdiv(channels, STEP_CHANNELS))](
-        packed(x), *gates, weight, bias, packed(conv_pool), read_slots, has_initial, y,
+        packed(x), *gates, weight, bias, packed(conv_pool), read_slots, has_initial, nodes, y,
         None if kept is None else packed(kept), x.stride(0), conv_pool.stride(0),
         0 if kept is None else kept.stride(0), channels, tokens // read_slots.shape[0],
-        WIDTH=weight.shape[1], SILU=silu, BLOCK=STEP_CHANNELS, num_warps=4,
+        WIDTH=weight.shape[1], SILU=silu, LINKS=LINKS, BLOCK=STEP_CHANNELS, num_warps=4,
     )  # fmt: skip
     return y
 
@@ -89,13 +93,16 @@ def _convolve_token(
     started,
     first,
     token,
+    path,
     x_stride,
     channel,
     inside,
     WIDTH: tl.constexpr,
+    LINKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the sum of one token's taps and its newest input. first: of the row's tokens.
+    """Return the sum of one token's taps and its newest input. first: of the row's tokens. path:
+    the links of a node of a tree; None: the token follows the one before
 
     A window keeps inputs in the pool's dtype, so all but the newest are rounded to it.
     """
@@ -105,9 +112,14 @@ def _convolve_token(
         total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     for tap in tl.static_range(LEAD):
         at = token - LEAD + tap
+        if path is not None:
+            at = nodes_of(path, LINKS) - 1 - LEAD + tap
         value = tl.zeros((BLOCK,), tl.float32)
         if at >= 0:
-            value = conv_inputs(x, before, (first + at) * x_stride + channel, inside)
+            earlier = first + at
+            if path is not None:
+                earlier = first + ancestor(path, at, LINKS)
+            value = conv_inputs(x, before, earlier * x_stride + channel, inside)
             value = narrow(value, pool.dtype.element_ty).to(tl.float32)
         elif started:
             value = tl.load(source + (at + LEAD), mask=inside, other=0.0).to(tl.float32)
@@ -127,6 +139,7 @@ def _verify_conv(
     pool,
     read_slots,
     has_initial,
+    nodes,
     y,
     kept,
     x_stride,
@@ -136,6 +149,7 @@ def _verify_conv(
     tokens,
     WIDTH: tl.constexpr,
     SILU: tl.constexpr,
+    LINKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Convolve some channels of one token."""
@@ -148,9 +162,12 @@ def _verify_conv(
     if has_initial is not None:
         started = tl.load(has_initial + row) != 0
     source = pool + tl.load(read_slots + row) * slot_stride + channel * (WIDTH - 1)
+    path = None
+    if nodes is not None:
+        path = tl.load(nodes + flat)
     total, newest = _convolve_token(
-        x, before, weight, bias, pool, source, started, row * tokens, flat - row * tokens,
-        x_stride, channel, inside, WIDTH, BLOCK,
+        x, before, weight, bias, pool, source, started, row * tokens, flat - row * tokens, path,
+        x_stride, channel, inside, WIDTH, LINKS, BLOCK,
     )  # fmt: skip
     if SILU:
         total = total * sigmoid(total)
@@ -244,8 +261,8 @@ def _commit_conv(
         for done in range(count):
             token = count - 1 - done
             total, _ = _convolve_token(
-                kept, None, weight, bias, pool, source, started, first, token, kept_stride,
-                channel, inside, WIDTH, BLOCK,
+                kept, None, weight, bias, pool, source, started, first, token, None, kept_stride,
+                channel, inside, WIDTH, 0, BLOCK,
             )  # fmt: skip
             total = narrow(total * sigmoid(total), kept.dtype.element_ty)
             tl.store(kept + (first + token) * kept_stride + channel, total, mask=inside)

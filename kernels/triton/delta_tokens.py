@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.kernels.delta_mixer import DeltaLayers, DeltaWeights
 from baton.kernels.triton.arithmetic import narrow, sigmoid
+from baton.kernels.triton.branches import is_last
 from baton.kernels.triton.delta_update import advance, decay_of, delta_block, unit
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
@@ -25,10 +26,12 @@ def verify_deltas(
     pool: Tensor,
     read_slots: Tensor,
     has_initial: Tensor | None,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Compute the outputs of Q tokens a row, in one launch; the pool is not written.
 
     conv: [B Q, C] float, q k v after the convolution. b, a: as of DeltaInputs
+    nodes: as in gated_conv_verify; each path of a tree is stepped through from the row's state
     returns [B Q, Hv, V], dtype of conv
     """
     q, k, v = weights.split_conv(conv)
@@ -40,7 +43,7 @@ def verify_deltas(
     height, width = delta_block(K, V)
     _verify_deltas[(rows, triton.cdiv(V, width), heads)](
         packed(q), packed(k), packed(v), packed(a), packed(b), packed(pool), read_slots,
-        has_initial, weights.A, weights.dt_bias, out,
+        has_initial, weights.A, weights.dt_bias, nodes, out,
         conv.stride(0), a.stride(0), b.stride(0), pool.stride(0),
         heads, heads // weights.key_heads, K, V, K**-0.5, tokens // rows,
         CHANNELS=a.shape[1] != b.shape[1], BLOCK_K=height, BLOCK_V=width, num_warps=4,
@@ -73,6 +76,25 @@ def commit_deltas(
     )  # fmt: skip
 
 
+@triton.jit
+def _verify_token(
+    state, pool, q, k, v, g, beta, out, A, dt_bias, at, head, heads, keys, i, j, in_k, in_v,
+    conv_stride, g_stride, beta_stride, K, V, scale, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Write the output of one token, and return the state behind it. at: of all tokens"""
+    key = tl.load(k + at * conv_stride + keys, mask=in_k, other=0.0).to(tl.float32)
+    query = tl.load(q + at * conv_stride + keys, mask=in_k, other=0.0).to(tl.float32)
+    value = tl.load(v + at * conv_stride + head * V + j, mask=in_v, other=0.0).to(tl.float32)
+    key, query = unit(key, 0), unit(query, 0) * scale
+    rate = sigmoid(tl.load(beta + at * beta_stride + head).to(tl.float32))
+    log = decay_of(g + at * g_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
+    state = advance(state, key, value, log, rate, CHANNELS)
+    read = tl.sum(state * query[:, None], axis=0)
+    read = narrow(read, out.dtype.element_ty)
+    tl.store(out + (at * heads + head) * V + j, read, mask=in_v)
+    return narrow(state, pool.dtype.element_ty).to(tl.float32)
+
+
 @kernel
 def _verify_deltas(
     q,
@@ -85,6 +107,7 @@ def _verify_deltas(
     has_initial,
     A,
     dt_bias,
+    nodes,
     out,
     conv_stride,
     g_stride,
@@ -117,19 +140,25 @@ def _verify_deltas(
         state = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
 
     keys = (head // per_key_head) * K + i
-    for token in range(tokens):
-        at = row * tokens + token
-        key = tl.load(k + at * conv_stride + keys, mask=in_k, other=0.0).to(tl.float32)
-        query = tl.load(q + at * conv_stride + keys, mask=in_k, other=0.0).to(tl.float32)
-        value = tl.load(v + at * conv_stride + head * V + j, mask=in_v, other=0.0).to(tl.float32)
-        key, query = unit(key, 0), unit(query, 0) * scale
-        rate = sigmoid(tl.load(beta + at * beta_stride + head).to(tl.float32))
-        log = decay_of(g + at * g_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
-        state = advance(state, key, value, log, rate, CHANNELS)
-        read = tl.sum(state * query[:, None], axis=0)
-        read = narrow(read, out.dtype.element_ty)
-        tl.store(out + (at * heads + head) * V + j, read, mask=in_v)
-        state = narrow(state, pool.dtype.element_ty).to(tl.float32)
+    if nodes is None:
+        for token in range(tokens):
+            state = _verify_token(
+                state, pool, q, k, v, g, beta, out, A, dt_bias, row * tokens + token, head, heads,
+                keys, i, j, in_k, in_v, conv_stride, g_stride, beta_stride, K, V, scale, CHANNELS,
+            )  # fmt: skip
+    else:
+        begun, nodes = state, nodes + row * tokens
+        for last in range(tokens):
+            if is_last(nodes, last, tokens):
+                path = tl.load(nodes + last)
+                state = begun
+                for token in range(last + 1):
+                    if (path >> token) & 1 != 0:
+                        state = _verify_token(
+                            state, pool, q, k, v, g, beta, out, A, dt_bias, row * tokens + token,
+                            head, heads, keys, i, j, in_k, in_v, conv_stride, g_stride,
+                            beta_stride, K, V, scale, CHANNELS,
+                        )  # fmt: skip
 
 
 @kernel

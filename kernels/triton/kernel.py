@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 INDICES = frozenset(
     {
         "read_slots", "write_slots", "has_initial", "track_slots", "track_counts", "accepted",
-        "rows", "starts", "ends", "slots", "cu_seqlens",
+        "rows", "starts", "ends", "slots", "cu_seqlens", "nodes",
         "table_rows", "cu_seqlens_q", "kv_lens", "kv_ends", "pages", "offsets", "positions",
         "token_ids", "count_rows", "repetition", "presence", "frequency",
     }

@@ -7,12 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.attention import LINKS
 from baton.kernels.scratch import HEADS_OF_LATENT, LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_decode import MERGED, merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.branches import nodes_of
 from baton.kernels.triton.kernel import kernel
-from baton.kernels.triton.paging import page_entries, page_places
+from baton.kernels.triton.paging import branch_places, page_entries, page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
 _KEYS = 32  # of one product
@@ -27,7 +29,6 @@ def mla_decode(
     kv_lens_host: Sequence[int],
     rank: int,
     scale: float,
-    tree: Tensor | None = None,
     *,
     first_key: int = 0,
     nodes: Tensor | None = None,
@@ -44,18 +45,41 @@ def mla_decode(
     if not out.numel():
         return out
     _attend_latents[(parts, groups, rows * queries)](
-        q.contiguous(), packed(pool), block_tables, table_rows, kv_lens,
-        None if tree is None else tree.contiguous(), means, sums,
+        q.contiguous(), packed(pool), block_tables, table_rows, kv_lens, nodes, means, sums,
         scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
         PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
         BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=HEADS_OF_LATENT, KEYS=_KEYS,
-        LEAST=LEAST_PART, MOST=most, FIRST=first_key, num_warps=4, num_stages=3,
+        LEAST=LEAST_PART, MOST=most, FIRST=first_key, LINKS=LINKS, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows * queries)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most,
         QUERIES=queries, MERGED=MERGED, WIDTH=rank, BLOCK_D=block(rank), num_warps=4,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _attend_tile(
+    latent_q, turned_q, places, held, visible, r, t, in_r, in_t, scale, best, total, mean
+):
+    """Return the softmax over the tokens so far and those of one tile that are `visible`.
+
+    places: [KEYS], pointers to the latents of the tile, which may be read where `held`
+    """
+    latents = tl.load(
+        places[:, None] + r[None, :], mask=held[:, None] & in_r[None, :], other=0.0
+    ).to(latent_q.dtype)
+    turned = tl.load(
+        places[None, :] + t[:, None], mask=held[None, :] & in_t[:, None], other=0.0
+    ).to(latent_q.dtype)
+    scores = (dot(latent_q, tl.trans(latents)) + dot(turned_q, turned)) * scale
+    scores = tl.where(visible[None, :], scores * LOG2_E, -1e30)
+    better = tl.maximum(best, tl.max(scores, axis=1))
+    weights = tl.where(visible[None, :], tl.exp2(scores - better[:, None]), 0.0)
+    faded = tl.exp2(best - better)
+    total = total * faded + tl.sum(weights, axis=1)
+    mean = mean * faded[:, None] + dot(narrow(weights, latents.dtype), latents)
+    return better, total, mean
 
 
 @kernel
@@ -65,7 +89,7 @@ def _attend_latents(
     block_tables,
     table_rows,
     kv_lens,
-    tree,
+    nodes,
     means,
     sums,
     scale,
@@ -84,6 +108,7 @@ def _attend_latents(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     FIRST: tl.constexpr,
+    LINKS: tl.constexpr,
 ):
     """Attend to one part of one row's context, for one of its new tokens and some heads. Positions
     and pages: as in attention_decode.
@@ -107,38 +132,35 @@ def _attend_latents(
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_R), tl.float32)
+        # As in attention_decode. Nodes of a tree are rows of one new token each.
+        ordered, path, branch = end, 0, 0
+        if nodes is not None:
+            path = tl.load(nodes + row)
+            branch = kv_len - nodes_of(path, LINKS)
+            ordered = tl.minimum(end, tl.maximum(begin, branch // KEYS * KEYS))
         next_page = page_entries(table, begin, end, PAGE_SIZE, KEYS)
-        for first in range(begin, end, KEYS):
+        for first in range(begin, ordered, KEYS):
             position, held, inside = page_places(first, end, WIDTH, PAGE_SIZE, KEYS)
             if FIRST > 0:
                 held = held & (position >= FIRST)
             page = next_page.to(tl.int64)
             next_page = page_entries(table, first + KEYS, end, PAGE_SIZE, KEYS)
-            place = page * page_stride + inside
-            latents = tl.load(
-                pool + place[:, None] + r[None, :],
-                mask=held[:, None] & in_r[None, :],
-                other=0.0,
-            ).to(latent_q.dtype)
-            turned = tl.load(
-                pool + place[None, :] + t[:, None],
-                mask=held[None, :] & in_t[:, None],
-                other=0.0,
-            ).to(latent_q.dtype)
-            scores = (dot(latent_q, tl.trans(latents)) + dot(turned_q, turned)) * scale
-            new = position - (kv_len - queries)  # place among the new tokens
-            visible = held & (new <= query)
-            if tree is not None:
-                branch = tree + (row * queries + query) * queries + new
-                seen = tl.load(branch, mask=held & (new >= 0), other=1)
-                visible = held & (seen != 0)
-            scores = tl.where(visible[None, :], scores * LOG2_E, -1e30)
-            better = tl.maximum(best, tl.max(scores, axis=1))
-            weights = tl.where(visible[None, :], tl.exp2(scores - better[:, None]), 0.0)
-            faded = tl.exp2(best - better)
-            total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(narrow(weights, latents.dtype), latents)
-            best = better
+            visible = held & (position - (kv_len - queries) <= query)
+            best, total, mean = _attend_tile(
+                latent_q, turned_q, pool + page * page_stride + inside, held, visible, r, t, in_r,
+                in_t, scale, best, total, mean,
+            )  # fmt: skip
+        if nodes is not None:
+            for first in range(ordered, end, KEYS):
+                position, held, page, inside = branch_places(
+                    table, first, end, branch, path, WIDTH, PAGE_SIZE, KEYS, LINKS
+                )
+                if FIRST > 0:
+                    held = held & (position >= FIRST)
+                best, total, mean = _attend_tile(
+                    latent_q, turned_q, pool + page * page_stride + inside, held, held, r, t, in_r,
+                    in_t, scale, best, total, mean,
+                )  # fmt: skip
         place = (each * heads + head) * parts + part
         stored = in_h[:, None] & in_r[None, :]
         tl.store(means + place[:, None] * RANK + r[None, :], mean, mask=stored)

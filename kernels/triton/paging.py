@@ -9,6 +9,8 @@ same turn, Triton would spend its stages on the entries, and load no keys ahead.
 import triton
 import triton.language as tl
 
+from baton.kernels.triton.branches import ancestor
+
 
 @triton.jit
 def page_entries(table, first, end, PAGE_SIZE: tl.constexpr, KEYS: tl.constexpr):
@@ -35,3 +37,30 @@ def page_places(first, end, STEP: tl.constexpr, PAGE_SIZE: tl.constexpr, KEYS: t
     else:
         place = position % PAGE_SIZE
     return position, position < end, place * STEP
+
+
+@triton.jit
+def branch_places(
+    table,
+    first,
+    end,
+    branch,
+    path,
+    STEP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    LINKS: tl.constexpr,
+):
+    """Return, of positions first .. first + KEYS of a node of a tree: the positions [KEYS] int32;
+    which lie below `end`; their pages [KEYS] int64; and their places inside of these, STEP values
+    apart.
+
+    branch: position of the row's newest token, from which on positions lie where `path`, the node's
+    links, has bits
+    """
+    position = first + tl.arange(0, KEYS)
+    held = position < end
+    depth = position - branch
+    lies = tl.where(depth < 0, position, branch + ancestor(path, depth, LINKS))
+    page = tl.load(table + lies // PAGE_SIZE, mask=held, other=0).to(tl.int64)
+    return position, held, page, lies % PAGE_SIZE * STEP

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.triton.arithmetic import narrow
+from baton.kernels.triton.branches import is_last
 from baton.kernels.triton.kernel import kernel
 from baton.kernels.triton.shapes import packed
 from baton.kernels.triton.state_update import advance, read_out, state_block
@@ -24,10 +25,12 @@ def verify_states(
     ssm_pool: Tensor,
     read_slots: Tensor,
     has_initial: Tensor | None,
+    nodes: Tensor | None = None,
 ) -> Tensor:
     """Compute the outputs of Q tokens a row, in one launch; the pool is not written.
 
     conv: [B Q, C] float, x B C after the convolution. dt: [B Q, H] float
+    nodes: as in gated_conv_verify; each path of a tree is stepped through from the row's state
     returns [B Q, H, P], dtype of conv
     """
     x, B, C = weights.split_conv(conv)
@@ -39,7 +42,7 @@ def verify_states(
     height, width = state_block(P, weights.d_state)
     _verify_states[(rows, triton.cdiv(P, height), H)](
         packed(ssm_pool), read_slots, has_initial, packed(x), packed(dt), weights.A, packed(B),
-        packed(C), weights.D, weights.dt_bias, y, *weights.dt_limit, ssm_pool.stride(0),
+        packed(C), weights.D, weights.dt_bias, nodes, y, *weights.dt_limit, ssm_pool.stride(0),
         conv.stride(0), dt.stride(0), H, H // weights.groups, P, weights.d_state, tokens // rows,
         BLOCK_P=height, BLOCK_N=width, num_warps=4,
     )  # fmt: skip
@@ -69,6 +72,22 @@ def commit_states(
     )  # fmt: skip
 
 
+@triton.jit
+def _verify_token(
+    state, pool, x, dt, B, C, y, decay, bias, skip, low, high, at, head, group, p, n, in_p, in_n,
+    conv_stride, dt_stride, H, P,
+):  # fmt: skip
+    """Write the output of one token, and return the state behind it. at: of all tokens"""
+    raw = tl.load(dt + at * dt_stride + head).to(tl.float32)
+    b = tl.load(B + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+    c = tl.load(C + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+    value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+    state = advance(state, value, raw, b, decay, bias, low, high)
+    out = narrow(read_out(state, value, c, skip), y.dtype.element_ty)
+    tl.store(y + (at * H + head) * P + p, out, mask=in_p)
+    return narrow(state, pool.dtype.element_ty).to(tl.float32)
+
+
 @kernel
 def _verify_states(
     pool,
@@ -81,6 +100,7 @@ def _verify_states(
     C,
     D,
     dt_bias,
+    nodes,
     y,
     low,
     high,
@@ -114,16 +134,25 @@ def _verify_states(
 
     decay, bias, skip = tl.load(A + head), tl.load(dt_bias + head), tl.load(D + head)
     group = (head // per_group) * N
-    for token in range(tokens):
-        at = row * tokens + token
-        raw = tl.load(dt + at * dt_stride + head).to(tl.float32)
-        b = tl.load(B + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
-        c = tl.load(C + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
-        value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
-        state = advance(state, value, raw, b, decay, bias, low, high)
-        out = narrow(read_out(state, value, c, skip), y.dtype.element_ty)
-        tl.store(y + (at * H + head) * P + p, out, mask=in_p)
-        state = narrow(state, pool.dtype.element_ty).to(tl.float32)
+    if nodes is None:
+        for token in range(tokens):
+            state = _verify_token(
+                state, pool, x, dt, B, C, y, decay, bias, skip, low, high, row * tokens + token,
+                head, group, p, n, in_p, in_n, conv_stride, dt_stride, H, P,
+            )  # fmt: skip
+    else:
+        begun, nodes = state, nodes + row * tokens
+        for last in range(tokens):
+            if is_last(nodes, last, tokens):
+                path = tl.load(nodes + last)
+                state = begun
+                for token in range(last + 1):
+                    if (path >> token) & 1 != 0:
+                        state = _verify_token(
+                            state, pool, x, dt, B, C, y, decay, bias, skip, low, high,
+                            row * tokens + token, head, group, p, n, in_p, in_n, conv_stride,
+                            dt_stride, H, P,
+                        )  # fmt: skip
 
 
 @kernel

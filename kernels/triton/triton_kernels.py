@@ -49,6 +49,7 @@ class TritonKernels(Kernels):
     )  # fmt: skip
     replayable = True
     reads_fp8_words = True
+    trees = True
 
     def __init__(self) -> None:
         COMPILATIONS.watch()

@@ -28,7 +28,7 @@ def gated_conv_verify(
     before, after, x = conv_parts(bcx, weight.shape[0])
     return verify_conv(
         x, weight, bias, conv_pool, read_slots, has_initial, silu=False, gates=(before, after),
-        kept=kept,
+        kept=kept, nodes=nodes,
     )  # fmt: skip
 
 
@@ -51,8 +51,9 @@ def mamba2_verify(
     kept.copy_(zxbcdt[:, weights.inner :])
     z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
     rows = (read_slots, has_initial)
-    conv = verify_conv(conv_input, weights.conv_weight, weights.conv_bias, conv_pool, *rows)
-    y = verify_states(weights, conv, dt, ssm_pool, *rows)
+    taps = weights.conv_weight, weights.conv_bias
+    conv = verify_conv(conv_input, *taps, conv_pool, *rows, nodes=nodes)
+    y = verify_states(weights, conv, dt, ssm_pool, *rows, nodes)
     return norm_of_states(weights, y.flatten(1), z)
 
 
@@ -78,8 +79,8 @@ def gated_delta_verify(
     """Implement `Kernels.gated_delta_verify`, in three launches and a copy."""
     torch.cat((inputs.qkv, inputs.b, inputs.a), dim=-1, out=kept)
     rows = (read_slots, has_initial)
-    conv = verify_conv(inputs.qkv, weights.conv_weight, None, conv_pool, *rows)
-    o = verify_deltas(weights, conv, inputs.b, inputs.a, state_pool, *rows)
+    conv = verify_conv(inputs.qkv, weights.conv_weight, None, conv_pool, *rows, nodes=nodes)
+    o = verify_deltas(weights, conv, inputs.b, inputs.a, state_pool, *rows, nodes)
     return norm_of_deltas(weights, o, inputs.z)
 
 

@@ -4,6 +4,7 @@ on them."""
 import ast
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from step_driver import StepDriver
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from baton.bench.gpu import kernel_cases
 from baton.bench.gpu.aot import BLACKWELL, HOPPER, SHARED_LIMIT, Compiled, compile_for
 from baton.bench.gpu.kernel_cases import cases
 from baton.bench.gpu.maker import Maker
@@ -30,7 +32,7 @@ from baton.bench.gpu.sizes import (
 from baton.engine.assembly.loader import build_model
 from baton.engine.loading.weights import DeclaredWeights
 from baton.engine.models.family_table import read_config
-from baton.kernels.triton import triton_kernels
+from baton.kernels.triton import triton_kernels, verify
 from baton.kernels.triton.triton_kernels import TritonKernels
 
 pytestmark = pytest.mark.skipif(
@@ -93,6 +95,34 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing(target: GPUTarget) -> No
                 if case.name in names:
                     case.run()
     assert len({kernel.name for kernel in compiled}) >= 20
+    assert not misfits(compiled, target)
+    assert not [kernel.name for kernel in compiled if kernel.long_divisions]
+
+
+# By sizes of models, the kernels that read the links of trees, and where they are called from.
+LINKED = {
+    NEMOTRON_9B: {"mamba2_verify": verify, "attn_decode": kernel_cases},
+    QWEN3_NEXT: {"delta_verify": verify},
+    KIMI_LINEAR: {"delta_verify": verify, "mla_decode": kernel_cases},
+    LFM2: {"conv_verify": verify},
+}
+CALLED = {"attn": "paged_attn_decode", "delta": "gated_delta_verify", "conv": "gated_conv_verify"}
+
+
+@pytest.mark.parametrize("target", [HOPPER, BLACKWELL], ids=["sm_90", "sm_100"])
+def test_kernels_fit_where_they_read_links_too(
+    target: GPUTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, module in {name: at for each in LINKED.values() for name, at in each.items()}.items():
+        called = CALLED.get(name.split("_")[0], name)
+        linked = partial(getattr(module, called), nodes=MAKE.ints([1]))
+        monkeypatch.setattr(module, called, linked)
+    with compile_for(target) as compiled:
+        for sizes, names in LINKED.items():
+            for case in cases(sizes, MAKE):
+                if case.name in names:
+                    case.run()
+    assert len({kernel.name for kernel in compiled}) >= 5
     assert not misfits(compiled, target)
     assert not [kernel.name for kernel in compiled if kernel.long_divisions]
 

@@ -42,8 +42,8 @@ class LatentBatch:
     cu_seqlens_q_host: list[int]
     kv_lens_host: list[int]
 
-    def reference(self, tree: Tensor | None = None) -> Tensor:
-        return mla_ref(**vars(self), scale=SCALE, tree=tree)
+    def reference(self) -> Tensor:
+        return mla_ref(**vars(self), scale=SCALE)
 
     def prefill(self, native: Native | None = None) -> Tensor:
         """Run the prefill, on the native kernels if they are given."""
@@ -55,13 +55,13 @@ class LatentBatch:
             return mla_prefill(*arguments)
         return mla_prefill_native(native, *arguments)
 
-    def decode(self, queries: int = 1, tree: Tensor | None = None) -> Tensor:
+    def decode(self, queries: int = 1) -> Tensor:
         """Its projections before and after; `queries` tokens in every row."""
         query = mla_query(self.q[..., :KEY], self.q[..., KEY:], self.up)
         lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
         query = query.unflatten(0, (-1, queries))
         place = (self.pool, self.block_tables, self.table_rows, *lens)
-        mean = mla_decode(query, *place, RANK, SCALE, tree)
+        mean = mla_decode(query, *place, RANK, SCALE)
         return from_latent(mean.flatten(0, 1), self.up, KEY)
 
     def native(self, native: Native) -> Tensor:
@@ -135,15 +135,6 @@ def test_several_tokens_a_row_see_those_before_them(queries):
     batch = latent_batch([queries] * 3, [0, 9, 16], 3, 4, rng)
     expected = batch.reference()
     torch.testing.assert_close(batch.decode(queries).double(), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_tree_says_which_new_tokens_are_seen():
-    rng = seeded(7)
-    batch = latent_batch([4] * 3, [0, 9, 16], 3, 4, rng)
-    tree = torch.rand(3, 4, 4) < 0.5
-    tree |= torch.eye(4, dtype=torch.bool)
-    out = batch.decode(4, tree).double()
-    torch.testing.assert_close(out, batch.reference(tree), atol=1e-5, rtol=1e-5)
 
 
 def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing():

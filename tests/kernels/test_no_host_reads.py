@@ -106,14 +106,15 @@ def test_latent_attention_reads_nothing_back():
     pool, up = torch.randn(6, 4, 8), torch.randn(3, 9, 6)
     place = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.tensor([1, 0])
     q, kv_lens = torch.randn(4, 3, 7), torch.tensor([7, 2])
-    cu_seqlens, tree = torch.tensor([0, 3, 4]), torch.ones(2, 2, 2, dtype=torch.bool)
+    cu_seqlens, nodes = torch.tensor([0, 3, 4]), torch.tensor([1, 5])
     with NoHostReads():
         latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
         lens = (cu_seqlens, [0, 3, 4], kv_lens, [7, 2])
         mla_prefill(q[..., :-2], q[..., -2:], pool, up, *place, *lens, 0.3)
         turned = apply_partial_rope(q, 2, rope_cache(torch.rand(1), 8), torch.arange(4), True)
         query = mla_query(q[..., :5], turned, up).unflatten(0, (2, 2))
-        mean = mla_decode(query, pool, *place, kv_lens, [7, 2], 6, 0.3, tree)
+        mean = mla_decode(query, pool, *place, kv_lens, [7, 2], 6, 0.3)
+        mla_decode(query[:, :1], pool, *place, kv_lens, [7, 2], 6, 0.3, nodes=nodes)
         from_latent(mean.flatten(0, 1), up, 5)
 
 

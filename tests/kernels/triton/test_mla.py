@@ -36,21 +36,18 @@ def latent_batch(kv_lens: list[int], dtype: torch.dtype, rng, page_size: int = P
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("queries, page_size", [(1, PAGE), (3, PAGE), (1, 64)])
-def test_decode_matches_torchs_with_and_without_a_tree(queries, page_size, dtype):
+def test_decode_matches_torchs(queries, page_size, dtype):
     """The second row has two parts; the last is padding. A page of 64 holds whole tiles."""
     rng = seeded(queries)
     kv_lens = [queries + 4, 280, 0]
     pool, tables, table_rows = latent_batch(kv_lens, dtype, rng, page_size)
     q = torch.randn(3, queries, 5, WIDTH).to(dtype)
     lens = torch.tensor(kv_lens)
-    tree = torch.rand(3, queries, queries) < 0.5
-    tree |= torch.eye(queries, dtype=torch.bool)
-    for mask in (None, tree):
-        arguments = (tables, table_rows, lens)
-        out = mla_decode(here(q), here(pool), *here(arguments), (), RANK, 0.2, here(mask))
-        expected = torch_mla_decode(q.float(), pool.float(), *arguments, kv_lens, RANK, 0.2, mask)
-        assert_near(out[:2], expected[:2], BOUND[dtype])
-        assert not out[2].any()
+    arguments = (tables, table_rows, lens)
+    out = mla_decode(here(q), here(pool), *here(arguments), (), RANK, 0.2)
+    expected = torch_mla_decode(q.float(), pool.float(), *arguments, kv_lens, RANK, 0.2)
+    assert_near(out[:2], expected[:2], BOUND[dtype])
+    assert not out[2].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
