@@ -123,12 +123,12 @@ class MtpTurns:
     def _turn(self, size: int, tokens: int, shares: Sequence[float]) -> dict[str, float]:
         specs = self._requests(size, tokens)
         rows = size * (tokens - 1)
-        plain = _answered(self._plain, specs)
+        plain = answered(self._plain, specs)
         self._drafts.answers = {spec.prompt_ids: plain.tokens[spec.request_id] for spec in specs}
         found = {f"tok_s_{size}_plain": rows / plain.rest}
         for name, right in [("mtp", None), *((f"mtp_{share:g}", share) for share in shares)]:
             self._drafts.right = right
-            drafted = _answered(self._drafting, specs)
+            drafted = answered(self._drafting, specs)
             if drafted.tokens != plain.tokens:
                 raise click.ClickException(f"answers differ at {name}, {size} requests")
             found[f"gain_{size}_{name}"] = plain.rest / drafted.rest
@@ -159,7 +159,8 @@ class MtpTurns:
         return specs
 
 
-def _answered(engine: Engine, specs: list[RequestSpec]) -> Answered:
+def answered(engine: Engine, specs: list[RequestSpec]) -> Answered:
+    """Answer requests that come at once."""
     tokens: dict[str, list[int]] = {spec.request_id: [] for spec in specs}
     before = engine.counters.accepted_length_tokens
     for spec in specs:
@@ -180,7 +181,7 @@ def _answered(engine: Engine, specs: list[RequestSpec]) -> Answered:
 def _compared(plain: Engine, other: Engine, specs: list[RequestSpec]) -> Compared:
     """Compare the seconds of another engine with those of plain decoding, in the turns plain,
     other, other, plain. Raises ClickException where answers differ."""
-    turns = [_answered(engine, specs) for engine in (plain, other, other, plain)]
+    turns = [answered(engine, specs) for engine in (plain, other, other, plain)]
     if any(turn.tokens != turns[0].tokens for turn in turns):
         raise click.ClickException(f"answers differ, {len(specs)} requests")
     first, rest = ([getattr(turn, part) for turn in turns] for part in ("first", "rest"))

@@ -14,6 +14,7 @@ from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
 from baton.bench.one_engine.mtp_turns import MtpTurns
 from baton.bench.one_engine.paired import least_median, quartiles
+from baton.bench.one_engine.tree_turns import TreeTurns
 from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
 from baton.engine.assembly.loader import load_model
@@ -24,6 +25,7 @@ from baton.engine.request.request import RequestSpec
 from baton.engine.settings.choices import (
     DRAFT_TOKENS,
     MOST_CHAIN,
+    MOST_NODES,
     SpeculativeAlgorithm,
     windows_up_to,
 )
@@ -39,7 +41,7 @@ _KEPT = 1 << 16  # tokens of other answers
 _PHRASE = 8  # tokens of what a repetitive prompt repeats
 _GUESSLESS = "guessless"
 _TEXTS = "ngram", _GUESSLESS, "prediction", "shared"
-_MTP = "mtp"
+_MTP, _TREE = "mtp", "tree"
 
 
 @click.command("speculate")
@@ -56,7 +58,11 @@ _MTP = "mtp"
               help="Tokens of an answer.")  # fmt: skip
 @click.option("--turns", type=click.IntRange(3), default=10, show_default=True)
 @click.option("--only", default="", help="Comma-separated names of what is to be measured, as "
-              "0.5,ngram,auto_guessless; all but mtp by default. mtp: see above.")  # fmt: skip
+              "0.5,ngram,auto_guessless; all but mtp and tree by default.")  # fmt: skip
+@click.option("--topk", type=click.IntRange(2, MOST_NODES - 1), default=4, show_default=True,
+              help="Continuations of a tree.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1, MOST_NODES - 1),
+              help="Guesses behind one another in a tree; as many as fit by default.")  # fmt: skip
 @seed_option
 @json_option
 def speculate(
@@ -68,6 +74,8 @@ def speculate(
     tokens: int,
     turns: int,
     only: str,
+    topk: int,
+    steps: int | None,
     seed: int | None,
     json_wanted: bool,
 ) -> None:
@@ -96,6 +104,13 @@ def speculate(
       before them
     entries_ttft_<batch>, entries_decode_<batch>: seconds where steps write the layer's entries
       and draft nothing, over plain ones
+
+    \b
+    --only tree; prompts repeat a phrase, with _parting one that goes on in two ways at random; with
+    _mtp the drafts are those of the checkpoint's layer, else n-grams:
+    gain_<batch>_tree, gain_<batch>_chain: plain seconds over those with trees, or with chains of
+      as many tokens
+    tokens_a_step_tree_b<batch>, tokens_a_step_chain_b<batch>: tokens that a request gets in a step
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
@@ -119,6 +134,11 @@ def speculate(
         layered = MtpTurns(config, int(window), random.Random(seed))
         found |= layered.run(turns, sizes, tokens, shares)
         wanted.remove(_MTP)
+    if _TREE in wanted:
+        branching = TreeTurns(config, int(window), topk, steps, random.Random(seed))
+        found |= branching.run(turns, sizes, tokens)
+        settings |= {"topk": topk, "steps": steps or int(window) - 1}
+        wanted.remove(_TREE)
     if not wanted:
         show(Report("speculate", settings, quartiles(found, "gain")), json_wanted)
         return
@@ -179,7 +199,7 @@ def _wanted(only: str, shares: list[float]) -> list[str]:
     kinds = [f"{kind}{text}" for kind in ("", "auto_") for text in _TEXTS]
     names = [*(f"{share:g}" for share in shares), *kinds]
     wanted = only.split(",") if only else list(names)
-    names.append(_MTP)
+    names += [_MTP, _TREE]
     if unknown := sorted(set(wanted) - set(names)):
         raise click.BadParameter(
             f"{', '.join(unknown)} are not among {', '.join(names)}", param_hint="--only"

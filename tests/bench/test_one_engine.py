@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -120,6 +121,19 @@ def test_speculate_measures_the_drafts_of_an_mtp_layer(folder) -> None:
     assert results["entries_ttft_2"] > 0 and results["entries_decode_2"] > 0
     assert not any("ngram" in key for key in results)
     assert "multi-token prediction" in str(done(folder).exception)
+
+
+def test_speculate_compares_trees_with_chains_of_as_many_tokens() -> None:
+    arguments = ["--model", str(TRAINED["qwen3_next"]), "--batches", "1,2", "--window", "8"]
+    arguments += ["--turns", "3", "--tokens", "24", "--only", "tree", "--steps", "3", "--json"]
+    done = CliRunner().invoke(speculate, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output.splitlines()[-1])
+    assert found["config"]["topk"] == 4 and found["config"]["steps"] == 3
+    for size, text, drafts in product((1, 2), ("", "_parting"), ("", "_mtp")):
+        for kind, most in (("tree", 4), ("chain", 8)):
+            assert found["results"][f"gain_{size}_{kind}{drafts}{text}"] > 0
+            assert 1 <= found["results"][f"tokens_a_step_{kind}{drafts}{text}_b{size}"] <= most
 
 
 def test_the_least_median_holds_in_19_of_20_cases() -> None:
