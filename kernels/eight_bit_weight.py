@@ -95,6 +95,14 @@ class EightBitWeight:
         exact = numbers.contiguous().view(self.stored).float() * every
         return exact.to(self.dtype)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return some rows of the matrix. ids: [T] int64 -> [T, K], in the products' dtype."""
+        panels, lanes = ids // PANEL, ids % PANEL
+        numbers = self.values[panels, :, lanes].flatten(1)[:, : self.shape[1]]
+        every = self.scales[panels, :, lanes].repeat_interleave(self.group, 1)
+        exact = numbers.contiguous().view(self.stored).float() * every[:, : self.shape[1]]
+        return exact.to(self.dtype)
+
 
 @dataclass(frozen=True)
 class EightBitExperts:
@@ -211,7 +219,14 @@ class Fp8Words:
 
     def dense(self) -> Tensor:
         """Return the matrix or matrices, as [..., O, K], in the activations' dtype."""
-        bits = self.words.view(torch.uint8).view(*self.words.shape[:-1], -1, WORDS, 4)
+        return self._expanded(self.words, self.scales)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return some rows of the matrix. ids: [T] int64 -> [T, K], in the activations' dtype."""
+        return self._expanded(self.words[ids], self.scales[ids])
+
+    def _expanded(self, words: Tensor, scales: Tensor) -> Tensor:
+        bits = words.view(torch.uint8).view(*words.shape[:-1], -1, WORDS, 4)
         values = bits.transpose(-1, -2).flatten(-3).contiguous().view(torch.float8_e4m3fn).float()
-        every = self.scales.repeat_interleave(self.group, -1)[..., : self.inner]
+        every = scales.repeat_interleave(self.group, -1)[..., : self.inner]
         return (values[..., : self.inner] * every).to(self.dtype)

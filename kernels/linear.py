@@ -20,47 +20,6 @@ _ROUNDED_APART = 48
 
 
 @dataclass(frozen=True)
-class Int8Weight:
-    """A matrix [O, K], or one an expert [E, O, K], rounded to 8 bits: values[o] * scales[o].
-
-    values: [..., O, K] int8
-    scales: [..., O] float32
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.values.shape
-
-    @staticmethod
-    def nbytes_of(shape: torch.Size) -> int:
-        """Return the bytes of a matrix [..., O, K] in this form."""
-        return shape.numel() + torch.float32.itemsize * shape[:-1].numel()
-
-    @staticmethod
-    def of(weight: Tensor) -> "Int8Weight":
-        """Round to the nearest of 255 steps between a row's largest magnitude and its negative."""
-        wide = weight.float()
-        scales = (wide.abs().amax(dim=-1) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-        values = wide.div(scales[..., None]).round_().to(torch.int8)
-        return Int8Weight(values, scales)
-
-    def dense(self) -> Tensor:
-        """Return the matrix as [..., O, K] float32."""
-        return self.values.float().mul_(self.scales[..., None])
-
-
-@dataclass(frozen=True)
 class PackedWeight:
     """A matrix [O, K] as the native library multiplies it: 16 rows side by side, the columns of
     one step at a time, zeros where there is no row or no column. An embedding that is the head's
@@ -141,11 +100,11 @@ class JoinedWeight:
         return torch.cat([p if isinstance(p, Tensor) else p.dense() for p in self.parts])
 
 
-Weight = Tensor | Int8Weight
-Table = Weight | PackedWeight  # of rows that are looked up
-Part = Table | EightBitWeight | Fp8Words  # of a joined one
+Plain = Tensor | PackedWeight
+Part = Plain | EightBitWeight | Fp8Words  # of a joined one
+Table = Part  # of rows that are looked up
 Matrix = Part | JoinedWeight  # of a product
-ExpertWeight = Weight | EightBitExperts | Fp8Words  # one matrix an expert
+ExpertWeight = Tensor | EightBitExperts | Fp8Words  # one matrix an expert
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
@@ -199,15 +158,13 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
         return y
     if isinstance(weight, Fp8Words):
         raise TypeError("the native library multiplies FP8 in panels; see EightBitWeight")
-    values, scales = weight_parts(weight)
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     rounded = _rounded(native, x) if dots else None
     native.call(
         "linear",
         rows * columns * weight.shape[0] < _SMALL_PRODUCT,
         x=x,
-        weight=values,
-        scale=scales,
+        weight=weight,
         bias=bias,
         y=y,
         rounded=rounded,
@@ -215,7 +172,7 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
         columns=columns,
         outputs=weight.shape[0],
         x_stride=x.stride(0),
-        dtype=DTYPES[values.dtype],
+        dtype=DTYPES[weight.dtype],
     )
     return y
 
@@ -284,47 +241,36 @@ def _rounded(native: Native, x: Tensor) -> Tensor | None:
     return native.empty(-(-rows // 16) * 16, -(-columns // 32) * 32, dtype=torch.bfloat16)
 
 
-def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
-    """Return the matrix as the library reads it, and its scales where it has some."""
-    if isinstance(weight, Int8Weight):
-        return weight.values, weight.scales
-    return weight, None
-
-
 def embedding(ids: Tensor, table: Table, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` in torch."""
     if own is not None:
         local = (ids - own.start).clamp_(0, len(own) - 1)
         outside = (ids < own.start) | (ids >= own.stop)
         return embedding(local, table).masked_fill(outside[:, None], 0.0)
-    if isinstance(table, Int8Weight):
-        return table.values[ids].float() * table.scales[ids, None]
-    if isinstance(table, PackedWeight):
-        return table.rows(ids)
-    return F.embedding(ids, table)
+    return F.embedding(ids, table) if isinstance(table, Tensor) else table.rows(ids)
 
 
 def embedding_native(native: Native, ids: Tensor, table: Table, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` natively, in float32, whatever dtype the table has."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)
-    if isinstance(table, PackedWeight):
-        values, scales = table.values, None
-    else:
-        values, scales = weight_parts(table)
-    dtype = DTYPES[values.dtype]
+    if isinstance(table, Fp8Words):
+        raise TypeError("the native library looks 8-bit rows up in panels; see EightBitWeight")
+    eight_bit = table if isinstance(table, EightBitWeight) else None
     native.call(
         "embedding",
         rows * width < SMALL,
         ids=ids,
-        table=values,
-        scale=scales,
+        table=table if isinstance(table, Tensor) else table.values,
+        scale=None if eight_bit is None else eight_bit.scales,
         out=out,
         rows=rows,
         width=width,
-        dtype=dtype,
+        dtype=DTYPES[table.dtype],
         first=own.start if own is not None else 0,
         count=table.shape[0],
-        packed=int(isinstance(table, PackedWeight)),
+        packed=int(not isinstance(table, Tensor)),
+        group=0 if eight_bit is None else eight_bit.group,
+        integers=int(eight_bit is not None and eight_bit.integers),
     )
     return out

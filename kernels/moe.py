@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.kernels.eight_bit_weight import EightBitExperts, Fp8Words
 from baton.kernels.elementwise import relu2, swiglu
-from baton.kernels.linear import ExpertWeight, weight_parts
+from baton.kernels.linear import ExpertWeight
 from baton.kernels.native.arguments import DTYPES
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -249,14 +249,14 @@ def _experts_native(
 
 def _parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, int, bool]:
     """Return the matrices as the library reads them, their scales, the columns that share one
-    (0 where a whole row does, or where there are none), and whether they are expanded from
+    (0 where there are none), and whether they are expanded from
     integers.
     """
     if isinstance(weight, EightBitExperts):
         return weight.values, weight.scales, weight.group, weight.integers
     if isinstance(weight, Fp8Words):
         raise TypeError("the native library's experts lie row by row; see EightBitExperts")
-    return *weight_parts(weight), 0, False
+    return weight, None, 0, False
 
 
 def _through_experts(

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from step_driver import StepDriver
@@ -111,11 +111,12 @@ def say(
     kernels: KernelChoice = KernelChoice.TORCH,
     dtype: torch.dtype = torch.float32,
     form: WeightFormat = WeightFormat.AUTO,
+    **more: Any,
 ) -> Tensor:
     """One rank's logits of every token of `prompt` and `answer`: [tokens, vocab] float32 on rank 0;
     what others return is not looked at. The prompt is read by chunks, the answer token by token."""
     config = read_config(folder, dtype, torch.float32)
-    options = EngineConfig(folder, dtype=dtype, weight_format=form, kernels=kernels)
+    options = EngineConfig(folder, dtype=dtype, weight_format=form, kernels=kernels, **more)
     model = ready_model(config, Checkpoint(folder, dtype=dtype), options, shard, comm)
     driver = StepDriver(model)
     row = driver.start(prompt)
@@ -134,6 +135,7 @@ def say_together(
     kernels: KernelChoice = KernelChoice.TORCH,
     dtype: torch.dtype = torch.float32,
     form: WeightFormat = WeightFormat.AUTO,
+    **more: Any,
 ) -> Tensor:
     """The logits that `size` ranks compute together, a thread each; see `say`."""
     native = kernels is not KernelChoice.TORCH
@@ -143,7 +145,7 @@ def say_together(
     def run(rank: int) -> None:
         try:
             shard, comm = Shard(rank, size), threads.of(rank)
-            found[rank] = say(folder, prompt, answer, shard, comm, kernels, dtype, form)
+            found[rank] = say(folder, prompt, answer, shard, comm, kernels, dtype, form, **more)
         except BaseException as error:  # raised below, in the test's thread
             found[rank] = error
             threads.abort()

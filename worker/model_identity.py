@@ -4,7 +4,7 @@ from pathlib import Path
 
 import xxhash
 
-from baton.engine.settings.choices import WeightFormat
+from baton.engine.assembly.kept_form import rounding_of
 from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.engine.settings.quantisation import UNQUANTISED
 from baton.transfer.fingerprint import layout_fingerprint
@@ -21,7 +21,10 @@ def worker_fingerprint(config: EngineConfig, model: ModelConfig, memory: Memory)
     """
     quantised = model.quantisation
     files = "" if quantised == UNQUANTISED else f" quantised by {quantised.name}"
-    rounded = " in int8" if config.weight_format is WeightFormat.INT8 else ""
+    rounding = rounding_of(config.weight_format, quantised, config.round_vocabulary)
+    rounded = "" if rounding is None else f" rounded to {config.weight_format} at load"
+    if rounding is not None and rounding.vocabulary:
+        rounded += ", the vocabulary too"
     return layout_fingerprint(
         memory.slots,
         memory.pages,

@@ -16,6 +16,7 @@ import torch
 
 from baton.bench.checkpoints import HYBRID_191M, write_checkpoint
 from baton.bench.contract import Report, json_option, repeats_option, seed_option, show, summarise
+from baton.engine.settings.choices import WeightFormat
 
 _CHUNK = 8 << 20  # of a plain read
 _GROUP = ["mamba"] * 5 + ["attention"]
@@ -29,26 +30,37 @@ _DEADLINE_S = 600.0
               help="Size of the checkpoint, which is written to a temporary folder.")  # fmt: skip
 @click.option("--shard-mb", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True)
+@click.option("--weight-format", type=click.Choice(list(WeightFormat)),
+              default=WeightFormat.MODEL, show_default=True)  # fmt: skip
 @repeats_option
 @seed_option
 @json_option
 def load(
-    gb: float, shard_mb: int, dtype: str, repeats: int, seed: int | None, json_wanted: bool
+    gb: float,
+    shard_mb: int,
+    dtype: str,
+    weight_format: WeightFormat,
+    repeats: int,
+    seed: int | None,
+    json_wanted: bool,
 ) -> None:
     """Load a checkpoint in a process of its own: once from the disk, once from the page cache.
 
     gb_s: bytes over the seconds from a folder to a model with all weights in memory, when the page
     cache holds none of them; gb_s_cached: when it holds all. The limits read the same files from
     end to end. peak_memory_ratio: the process's largest growth, with its part of the page cache,
-    over the checkpoint's bytes.
+    over the bytes of the loaded weights.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
     with tempfile.TemporaryDirectory(prefix="baton-bench-load-") as temporary:
         files = make_checkpoint(Path(temporary) / "model", gb, shard_mb, dtype, seed)
         size = sum(file.stat().st_size for file in files)
-        rounds = [measure(files, dtype) for _ in range(repeats)]
-    config = {"bytes": size, "files": len(files), "dtype": dtype, "repeats": repeats, "seed": seed}
+        rounds = [measure(files, dtype, weight_format) for _ in range(repeats)]
+    config = {
+        "bytes": size, "files": len(files), "dtype": dtype, "weight_format": str(weight_format),
+        "repeats": repeats, "seed": seed,
+    }  # fmt: skip
     results, limits = (summarise([each[part] for each in rounds]) for part in (0, 1))
     show(Report("load", config, results, limits), json_wanted)
 
@@ -71,19 +83,21 @@ def make_checkpoint(folder: Path, gb: float, shard_mb: int, dtype: str, seed: in
     return files
 
 
-def measure(files: list[Path], dtype: str) -> tuple[dict[str, float], dict[str, float]]:
+def measure(
+    files: list[Path], dtype: str, weight_format: WeightFormat
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return one round of results and limits; each load is next to its limit."""
     folder, size = files[0].parent, sum(file.stat().st_size for file in files)
     _forget(files)
     disk = size / _read(files) / 1e9
     _forget(files)
-    cold = _loaded(folder, dtype)
-    warm = _loaded(folder, dtype)
+    cold = _loaded(folder, dtype, weight_format)
+    warm = _loaded(folder, dtype, weight_format)
     cached = size / _read(files) / 1e9
     results = {
         "gb_s": size / cold["seconds"] / 1e9,
         "gb_s_cached": size / warm["seconds"] / 1e9,
-        "peak_memory_ratio": max(cold["grown"], warm["grown"]) / size,
+        "peak_memory_ratio": max(each["grown"] / each["weights"] for each in (cold, warm)),
     }
     results["disk_share"] = results["gb_s"] / disk
     results["cached_share"] = results["gb_s_cached"] / cached
@@ -108,8 +122,10 @@ def _read(files: Iterable[Path]) -> float:
     return time.perf_counter() - began
 
 
-def _loaded(folder: Path, dtype: str) -> dict[str, float]:
-    words = [sys.executable, "-m", "baton.bench.loading.loading_once", str(folder), dtype]
+def _loaded(folder: Path, dtype: str, weight_format: WeightFormat) -> dict[str, float]:
+    words = [
+        sys.executable, "-m", "baton.bench.loading.loading_once", str(folder), dtype, weight_format
+    ]  # fmt: skip
     done = subprocess.run(words, check=True, capture_output=True, timeout=_DEADLINE_S)
     found: dict[str, float] = json.loads(done.stdout)
     return found

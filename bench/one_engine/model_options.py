@@ -15,11 +15,13 @@ from baton.bench.peers.llama_cpp_peer import start
 from baton.bench.peers.peers import Peers
 from baton.bench.peers.transformers_peer import TransformersPeer, missing
 from baton.engine.engine import Engine
+from baton.engine.loading.scales import FP8
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_GGUF_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "q8_0"}
+_GGUF_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "q8_0", FP8: "q8_0"}
+_EIGHT_BIT = {WeightFormat.INT8: torch.int8, WeightFormat.FP8: FP8}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Subject:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        return torch.int8 if self.weight_format is WeightFormat.INT8 else self.torch_dtype
+        return _EIGHT_BIT.get(self.weight_format, self.torch_dtype)
 
     def load(self) -> Engine:
         """Load an engine without a prefix cache."""
@@ -110,8 +112,7 @@ def model_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add `--model`, `--dtype` and so on, with these defaults of `--batch` and `--prompt-len`."""
     folder = click.Path(exists=True, file_okay=False, path_type=Path)
-    # The machine's limits are not counted for matrices that stay in FP8.
-    formats = click.Choice([str(f) for f in (WeightFormat.MODEL, WeightFormat.INT8)])
+    formats = click.Choice([str(f) for f in (WeightFormat.MODEL, *_EIGHT_BIT)])
     options = (
         click.option("--model", type=folder, required=True, help="A Hugging Face model folder."),
         click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bfloat16",

@@ -12,9 +12,13 @@ from torch import Tensor
 
 from baton.engine.assembly.loader import declared_weights
 from baton.engine.layout.layout import PageLayout
+from baton.engine.loading.eight_bit_part import EightBitPart
+from baton.engine.loading.rounding import Rounding
+from baton.engine.loading.scales import EIGHT_BIT
 from baton.engine.settings.config import ModelConfig
 from baton.kernels.base import Kernels
-from baton.kernels.linear import Int8Weight, PackedWeight, Weight, packs
+from baton.kernels.eight_bit_weight import EightBitWeight
+from baton.kernels.linear import PackedWeight, packs
 
 _READ_BYTES = 512 << 20  # far above any cache
 _HOT_BYTES = 1 << 20  # of weight: what a core keeps in its cache
@@ -27,14 +31,17 @@ def read_bandwidth() -> float:
     return memory.nbytes / _fastest(memory.sum, 5)
 
 
-def gemm_rate(kernels: Kernels, rows: int, out: int, columns: int, weight: Weight) -> float:
-    """Return the FLOP a second of the faster of torch's product and ours.
+def gemm_rate(
+    kernels: Kernels, rows: int, out: int, columns: int, weight: Tensor | EightBitPart
+) -> float:
+    """Return the FLOP a second of the faster of torch's product and ours; of 8 bits, of ours.
 
     x [rows, columns] times weight [columns, out], in the weight's dtype. Measured with the whole
     weight and with the outputs that fit a core's cache: the first may wait for memory, and in the
     second a call's overhead is a larger part.
     """
-    hot = max(64, min(out, _HOT_BYTES // (columns * weight.dtype.itemsize)))
+    values = weight if isinstance(weight, Tensor) else weight.values
+    hot = max(64, min(out, _HOT_BYTES // (columns * values.dtype.itemsize)))
     x = torch.randn(rows, columns)
     return max(
         2 * rows * kept * columns / _product_seconds(kernels, x, weight, kept)
@@ -42,10 +49,14 @@ def gemm_rate(kernels: Kernels, rows: int, out: int, columns: int, weight: Weigh
     )
 
 
-def _product_seconds(kernels: Kernels, x: Tensor, weight: Weight, kept: int) -> float:
+def _product_seconds(
+    kernels: Kernels, x: Tensor, weight: Tensor | EightBitPart, kept: int
+) -> float:
     """Return the seconds of x times the first `kept` rows of `weight`."""
-    if isinstance(weight, Int8Weight):
-        part = Int8Weight(weight.values[:kept], weight.scales[:kept])
+    if isinstance(weight, EightBitPart):
+        values, scales = weight.values[:kept], weight.scales[:kept]
+        dtype = torch.bfloat16 if packs(kernels.native, torch.bfloat16) else torch.float32
+        part = EightBitWeight.of(values, scales, weight.group, dtype)
         return _fastest(lambda: kernels.linear(x, part, None), 5)
     dense = weight[:kept]
     cast = x.to(dense.dtype)
@@ -120,8 +131,9 @@ class Machine:
 
     def _rate(self, rows: int, out: int, columns: int) -> float:
         dense = torch.randn(min(out, 4096), columns)
-        int8 = self._dtype == torch.int8
-        weight: Weight = Int8Weight.of(dense) if int8 else dense.to(self._dtype)
+        weight: Tensor | EightBitPart = (
+            Rounding(self._dtype).of(dense) if self._dtype in EIGHT_BIT else dense.to(self._dtype)
+        )
         return gemm_rate(self._kernels, rows, out, columns, weight)
 
 

@@ -16,7 +16,8 @@ _CHANGEABLE = {
 # Peers that differ in one of these refuse each other's states, or the cluster has promised it.
 _ENGINE_STAYS = (
     "model", "dtype", "ssm_dtype", "device", "kernels", "page_size", "mamba_scheduler_strategy",
-    "load_format", "weight_format", "mtp", "memory_bytes", "memory_fraction", "held_fraction",
+    "load_format", "weight_format", "round_vocabulary", "mtp", "memory_bytes", "memory_fraction",
+    "held_fraction",
 )  # fmt: skip
 # Whoever runs the cluster, and those who ask it, know these.
 _ROUTER_STAYS = ("host", "http_port", "grpc_port", "internal_host", "internal_port", "client_tls")

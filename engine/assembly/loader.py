@@ -9,11 +9,12 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.assembly.followers import Followers
-from baton.engine.assembly.kept_form import check_device, kept_form
+from baton.engine.assembly.kept_form import check_device, check_rounding, kept_form, rounding_of
 from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.collectives.comm import Comm, Shard, SingleComm
 from baton.engine.collectives.rank_device import check_allocator, check_gpus, rank_device
 from baton.engine.layout.device import device_of, use_device
+from baton.engine.loading.rounding import Rounding
 from baton.engine.loading.scales import EIGHT_BIT, FP8
 from baton.engine.loading.weights import (
     Checkpoint,
@@ -98,17 +99,20 @@ def load_part(
     model = configured_model(config)
     device = device_of(config.device)
     check_device(config.weight_format, device)
+    check_rounding(config.weight_format, model.quantisation, config.round_vocabulary)
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config, shard, comm)
     checkpoint = open_checkpoint(model, progress, device)
     needed = check_weights(model, checkpoint)
     quantised = checkpoint.quantised & needed.keys()
-    if config.weight_format is WeightFormat.FP8 and not any(map(checkpoint.keeps, quantised)):
+    kept = any(map(checkpoint.keeps, quantised)) or model.quantisation == UNQUANTISED
+    if config.weight_format is WeightFormat.FP8 and not kept:
         unread = f" that products on {device} read" if quantised else ""
         raise ConfigError(
-            f"weight_format fp8 keeps the 8-bit weights of a checkpoint, and {model.folder} has "
-            f"none{unread}. Use weight_format auto, or int8, which rounds weights to 8 bits"
+            f"weight_format fp8 keeps the 8-bit weights of a checkpoint that states some, and "
+            f"{model.folder} has none{unread}. Use weight_format auto, or int8, which rounds all "
+            "weights to 8 bits"
         )
     if shard.rank == 0:
         _log_quantised(model, quantised, needed)
@@ -125,9 +129,15 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     checkpoint = open_checkpoint(model, device=device) if read else None
     free = available_to_ranks(config)
     form = config.weight_format
-    if checkpoint is not None and checkpoint.quantised:
+    if form is WeightFormat.FP8 or (checkpoint is not None and checkpoint.quantised):
         form = kept_form(form, device, model.dtype, config.kernels)
-    part = divided_model(model, config.tp, weight_format=form, checkpoint=checkpoint)
+    part = divided_model(
+        model,
+        config.tp,
+        weight_format=form,
+        checkpoint=checkpoint,
+        rounding=_rounding(config, model),
+    )
     plan = MemoryPlan(config, part.config, part.weight_bytes, free, total_of_ranks(config))
     if device.type != "cpu" and plan.budget_bytes > free:
         by_others = crowded(config, plan.total_bytes or free, (plan.total_bytes or free) - free)
@@ -205,7 +215,8 @@ def ready_model(
     device = device_of(config.device)
     kernels = select(device, model.dtype, config.kernels)
     form = kept_form(config.weight_format, device, model.dtype, config.kernels)
-    built = build_model(model, source, device, shard, comm, kernels, form)
+    rounding = _rounding(config, model)
+    built = build_model(model, source, device, shard, comm, kernels, form, rounding)
     if kept := built.tally.eight_bit_bytes:
         log.info("%s: %s of its weights stay in 8 bits", model.folder, readable(kept))
     if kernels.native is not None:
@@ -277,11 +288,12 @@ def build_model(
     comm: Comm | None = None,
     kernels: Kernels = TORCH,
     weight_format: WeightFormat = WeightFormat.MODEL,
+    rounding: Rounding | None = None,
 ) -> Decoder:
     """Compose the model of `config`, or the part of it that rank `shard` runs, from the tensors of
     `source`.
 
-    weight_format: as of `kept_form`
+    weight_format: as of `kept_form`. rounding: as of `rounding_of`
     """
     shard = shard or Shard()
     scope = Scope(
@@ -291,8 +303,8 @@ def build_model(
         shard,
         (comm or SingleComm()).on(kernels),
         kernels,
-        int8=weight_format is WeightFormat.INT8,
-        eight_bit=weight_format is WeightFormat.FP8,
+        eight_bit=weight_format in (WeightFormat.FP8, WeightFormat.INT8),
+        rounding=rounding,
     )
     built = FAMILIES[config.family].build(config, scope)
     return replace(built, config=config.part(shard.rank, shard.size))
@@ -304,6 +316,7 @@ def divided_model(
     rank: int = 0,
     weight_format: WeightFormat = WeightFormat.MODEL,
     checkpoint: Checkpoint | None = None,
+    rounding: Rounding | None = None,
 ) -> Decoder:
     """Compose the part of the model that rank `rank` of `size` runs, of tensors without data.
 
@@ -316,7 +329,9 @@ def divided_model(
 
     def build(ranks: int) -> Decoder:
         source, shard = DeclaredWeights(checkpoint), Shard(min(rank, ranks - 1), ranks)
-        return build_model(config, source, meta, shard, weight_format=weight_format)
+        return build_model(
+            config, source, meta, shard, weight_format=weight_format, rounding=rounding
+        )
 
     try:
         return build(size)
@@ -326,6 +341,10 @@ def divided_model(
         possible = [str(ranks) for ranks in _SIZES if _succeeds(build, ranks)]
         ranks = f"{' or '.join(possible)} rank{'s' if len(possible) > 1 else ''}"
         raise ConfigError(f"{error}; {config.folder.name} runs on {ranks}") from error
+
+
+def _rounding(config: EngineConfig, model: ModelConfig) -> Rounding | None:
+    return rounding_of(config.weight_format, model.quantisation, config.round_vocabulary)
 
 
 def _succeeds(build: Callable[[int], Decoder], ranks: int) -> bool:

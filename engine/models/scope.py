@@ -10,8 +10,10 @@ from torch import Tensor
 from baton.engine.collectives.comm import Comm, Shard
 from baton.engine.layout.shards import SubBlock, spans
 from baton.engine.loading.eight_bit_part import EightBitPart, eight_bit_of
+from baton.engine.loading.rounding import Rounding
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
+from baton.engine.models.eight_bit_form import empty_experts, matrix_of
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.models.tally import Tally
 from baton.kernels import huge_pages
@@ -19,13 +21,12 @@ from baton.kernels.base import Kernels
 from baton.kernels.eight_bit_weight import EightBitExperts, EightBitWeight, Fp8Words
 from baton.kernels.linear import (
     ExpertWeight,
-    Int8Weight,
     JoinedWeight,
     Matrix,
     PackedWeight,
     Part,
+    Plain,
     Table,
-    Weight,
     packs,
 )
 from baton.kernels.torch_kernels import TORCH
@@ -48,8 +49,8 @@ class Scope:
     shard: Shard
     comm: Comm
     kernels: Kernels = TORCH
-    int8: bool = False  # matrices are rounded to 8 bits
     eight_bit: bool = False  # matrices that the source has in 8 bits stay so
+    rounding: Rounding | None = None  # of others, which then have 8 bits too
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
     # The layers with a recurrent state, in the order in which they were built.
@@ -101,34 +102,36 @@ class Scope:
         blocks: Sequence[Block],
         dim: int = 0,
         dtype: torch.dtype | None = None,
+        vocabulary: bool = False,
     ) -> Matrix:
         """Return this rank's part of a matrix of products.
 
         dtype: of a matrix that is never kept in 8 bits. None: any other's
+        vocabulary: it is the head
         """
-        stored = self._eight_bit(name, shape, blocks, dim) if dtype is None else None
+        stored = None
+        if dtype is None:
+            stored = self._eight_bit(name, shape, blocks, dim, vocabulary)
         if stored is None:
-            return self.table(name, shape, blocks, dim, dtype)
-        own = self._eight_bit_matrix(stored)
-        self.source.release(self.prefix + name)
-        return own
+            return self._plain(name, shape, blocks, dim, dtype or self.dtype)
+        return self._kept_matrix(name, stored)
 
-    def table(
-        self,
-        name: str,
-        shape: Shape,
-        blocks: Sequence[Block],
-        dim: int = 0,
-        dtype: torch.dtype | None = None,
-    ) -> Table:
-        """Return this rank's part of a matrix of products whose rows may be looked up too. 8
-        bits are expanded.
+    def table(self, name: str, shape: Shape, blocks: Sequence[Block], multiplied: bool) -> Table:
+        """Return this rank's part of an embedding, whose rows are looked up.
 
-        dtype: as of `product`
+        multiplied: it is a matrix of products too
         """
-        if self.int8 and dtype is None:
-            return self.matrix(self.part(name, shape, blocks, dim))
-        dtype = dtype or self.dtype
+        stored = self._eight_bit(name, shape, blocks, vocabulary=True)
+        if stored is not None:
+            return self._kept_matrix(name, stored)
+        if multiplied:
+            return self._plain(name, shape, blocks, 0, self.dtype)
+        return self.part(name, shape, blocks)
+
+    def _plain(
+        self, name: str, shape: Shape, blocks: Sequence[Block], dim: int, dtype: torch.dtype
+    ) -> Plain:
+        """Return this rank's part of a matrix in a dtype of its own, 8 bits expanded."""
         if not packs(self.kernels.native, dtype):
             return self.part(name, shape, blocks, dim, dtype)
         own = PackedWeight.of(self._read(name, shape, blocks, dim), dtype)
@@ -157,10 +160,10 @@ class Scope:
         parts: Mapping[str, Sequence[Block]],
         columns: int,
         then: Mapping[str, Callable[[Tensor], Tensor]] | None,
-    ) -> Table:
+    ) -> Plain:
         fused = self.rows(parts, "weight", (columns,), then=then)
         if not self._packs:
-            return self.matrix(fused)
+            return fused
         own = PackedWeight.of(fused)
         self.tally.nbytes += own.nbytes - fused.nbytes
         return own
@@ -226,7 +229,7 @@ class Scope:
     ) -> ExpertWeight:
         """Return `stack` in the form that products read: in 8 bits where each of the tensors is."""
         kept = self._eight_bit_stack(names, shape, blocks, dim)
-        return self.matrix(self.stack(names, shape, blocks, dim)) if kept is None else kept
+        return self.stack(names, shape, blocks, dim) if kept is None else kept
 
     def stacked_experts(
         self, name: str, shape: Shape, blocks: Sequence[Block], dim: int
@@ -236,23 +239,12 @@ class Scope:
         """
         stored = self._eight_bit(name, shape, blocks, dim)
         if stored is None:
-            return self.matrix(self.part(name, shape, blocks, dim))
-        kept = self._empty_experts(stored.values.shape, stored)
+            return self.part(name, shape, blocks, dim)
+        kept = empty_experts(stored.values.shape, stored, self.kernels, self.dtype, self.device)
         kept.put(slice(None), stored.values, stored.scales)
         self.tally.add_eight_bit(kept.nbytes)
         self.source.release(self.prefix + name)
         return kept
-
-    def matrix(self, tensor: Tensor) -> Weight:
-        """Convert a tensor of this scope to the form that products read."""
-        if not self.int8:
-            return tensor
-        if tensor.is_meta:
-            self.tally.nbytes += Int8Weight.nbytes_of(tensor.shape) - tensor.nbytes
-            return tensor
-        rounded = Int8Weight.of(tensor)
-        self.tally.nbytes += rounded.nbytes - tensor.nbytes
-        return rounded
 
     def own(self, tensor: Tensor) -> Tensor:
         """Move a tensor that the model made for itself to the device, and count its bytes."""
@@ -276,8 +268,9 @@ class Scope:
 
     @property
     def _packs(self) -> bool:
-        """True if products are fastest with packed weights."""
-        return not self.int8 and packs(self.kernels.native, self.dtype)
+        """True if products are fastest with packed weights, or read nothing else beside 8 bits."""
+        native = self.kernels.native
+        return packs(native, self.dtype) or (self.eight_bit and native is not None)
 
     def _read(self, name: str, shape: Shape, blocks: Sequence[Block], dim: int) -> Tensor:
         """Return this rank's part of every block along `dim`, end to end, as the source has it."""
@@ -292,33 +285,36 @@ class Scope:
         return WeightPart(dim, runs)
 
     def _eight_bit(
-        self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0
+        self,
+        name: str,
+        shape: Shape,
+        blocks: Sequence[Block],
+        dim: int = 0,
+        vocabulary: bool = False,
     ) -> EightBitPart | None:
-        """Return this rank's part of a matrix that stays in 8 bits; None for any other."""
+        """Return this rank's part of a matrix that is kept in 8 bits; None for any other.
+
+        vocabulary: it is an embedding, or the head
+        """
         if not self.eight_bit:
             return None
-        return eight_bit_of(self.source, self.prefix + name, shape, self._own(name, blocks, dim))
+        whole, own = self.prefix + name, self._own(name, blocks, dim)
+        stored = eight_bit_of(self.source, whole, shape, own)
+        rounding = self.rounding
+        if rounding is None or (stored is not None and stored.values.dtype is rounding.dtype):
+            return stored
+        if vocabulary and not rounding.vocabulary:
+            return None
+        return rounding.part(self.source, whole, shape, own)
 
-    def _empty_experts(self, shape: Shape, stored: EightBitPart) -> Fp8Words | EightBitExperts:
-        """Allocate experts that stay in 8 bits, as `stored` is."""
-        if self.kernels.reads_fp8_words:
-            return Fp8Words.empty(shape, stored.group, self.dtype, self.device)
-        dtype = stored.values.dtype
-        return EightBitExperts.empty(shape, stored.group, self.dtype, self.device, dtype)
+    def _kept_matrix(self, name: str, stored: EightBitPart) -> Tensor | EightBitWeight | Fp8Words:
+        """Return a matrix that `_eight_bit` gave as products read it."""
+        own = self._eight_bit_matrix(stored)
+        self.source.release(self.prefix + name)
+        return own
 
     def _eight_bit_matrix(self, stored: EightBitPart) -> Tensor | EightBitWeight | Fp8Words:
-        """Return a matrix in 8 bits as products read it; without data, perhaps its values alone."""
-        if self.kernels.reads_fp8_words:
-            words = Fp8Words.empty(stored.values.shape, stored.group, self.dtype, self.device)
-            words.put(slice(None), stored.values, stored.scales)
-            self.tally.add_eight_bit(words.nbytes)
-            return words
-        rows, columns = stored.values.shape
-        nbytes = EightBitWeight.nbytes_of(rows, columns, stored.scales.shape[1], self.dtype)
-        self.tally.add_eight_bit(nbytes)
-        if stored.values.is_meta:
-            return stored.values
-        return EightBitWeight.of(stored.values, stored.scales, stored.group, self.dtype)
+        return matrix_of(stored, self.kernels, self.dtype, self.device, self.tally)
 
     def _eight_bit_stack(
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int
@@ -336,7 +332,9 @@ class Scope:
             form = (own.group, own.values.dtype)
             if kept is not None and form != (kept.group, kept.stored):
                 return None
-            kept = kept or self._empty_experts((len(names), *own.values.shape), own)
+            kept = kept or empty_experts(
+                (len(names), *own.values.shape), own, self.kernels, self.dtype, self.device
+            )
             kept.put(place, own.values, own.scales)
             for name in group:
                 self.source.release(self.prefix + name)

@@ -17,11 +17,11 @@ class WeightFormat(StrEnum):
 
     AUTO = "auto"  # FP8 where the device's products read 8 bits, else MODEL
     MODEL = "model"  # in the model's dtype, mapped where the file has it
-    # As the checkpoint has them, if in 8 bits: half of bfloat16's bytes, and on a CPU the bits of
-    # its answers.
+    # As a quantised checkpoint has them: half of bfloat16's bytes, and on a CPU the bits of its
+    # answers. Those of any other are rounded to 8 bits at load, with a scale a row.
     FP8 = "fp8"
-    # 8 bits and a scale a row, rounded at load, on a CPU: half of bfloat16's bytes. The next
-    # token's distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
+    # Rounded to 8 bits at load, with a scale a row, on a CPU: half of bfloat16's bytes. The next
+    # token's distribution moves by at most 1e-2 nats (tests/engine/models/test_rounding.py).
     INT8 = "int8"
 
 

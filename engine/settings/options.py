@@ -36,8 +36,13 @@ class EngineOptions(LatencyTarget):
     weight_format: WeightFormat = option(
         WeightFormat.AUTO, Group.MODEL,
         "Storage of the matrices: model is --dtype; fp8 keeps those that the files have in FP8, on "
-        "a CPU in INT8 too; auto is fp8 where the device reads it, else model; int8 rounds to 8 "
-        "bits at load, on a CPU.")
+        "a CPU in INT8 too, and rounds those of a checkpoint that has none to FP8 at load; int8 "
+        "rounds all to 8-bit integers, on a CPU; auto keeps what the files have in 8 bits where "
+        "the device reads it, else it is model.")
+    round_vocabulary: bool = option(
+        False, Group.MODEL,
+        "Round the embedding and the head too, where --weight-format rounds at load: less memory "
+        "and faster steps, and coarser logits.")
     quantization: QuantizationMethod | None = option(
         None, Group.MODEL,
         "The quantisation that the checkpoint should have, by the names of vLLM and SGLang; with "

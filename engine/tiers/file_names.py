@@ -70,7 +70,7 @@ def identity_of(plan: MemoryPlan, weights: str) -> str:
         "config": blake2b(file.read_bytes() if file.is_file() else b"").hexdigest(),
         "weights": weights,
         "weights_from": config.load_format,
-        "weight_format": config.weight_format,
+        "weight_format": (config.weight_format, config.round_vocabulary),
         "dtype": config.dtype,
         "chunk": model.mamba_chunk_size,
         "mtp": (model.mtp, model.mtp_recycle),

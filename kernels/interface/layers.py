@@ -19,9 +19,9 @@ class LayerKernels(ABC):
         """Look up rows of a table.
 
         ids:    [T] int64
-        table:  [V, K] float, 8-bit or packed
+        table:  [V, K] float, 8-bit or packed; its dtype is that of the products
         own:    the ids whose rows the table has, in order; others give zeros. None: 0 .. V - 1
-        returns [T, K], dtype of the table; float32 for an 8-bit table and from native kernels
+        returns [T, K], dtype of the table; float32 from native kernels
         """
 
     @abstractmethod

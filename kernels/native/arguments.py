@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _KINDS = {0: c_void_p, 1: c_int64, 2: c_double}
 
 

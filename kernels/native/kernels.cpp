@@ -39,15 +39,15 @@
 #include "team.h"
 #include "tiles.h"
 
-OPERATION(linear, Linear, NULLABLE(scale, bias, rounded),
-          x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
+OPERATION(linear, Linear, NULLABLE(bias, rounded),
+          x, weight, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
 OPERATION(packed_linear, PackedLinear, NULLABLE(bias, rounded),
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype)
 OPERATION(packed_eight_bit, PackedEightBit, NULLABLE(bias, rounded),
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, y_stride, dtype,
           group, integers)
 OPERATION(embedding, Embedding, NULLABLE(scale),
-          ids, table, scale, out, rows, width, dtype, first, count, packed)
+          ids, table, scale, out, rows, width, dtype, first, count, packed, group, integers)
 OPERATION(rms_norm, RmsNorm, NONE, x, weight, out, rows, heads, width, x_stride, eps)
 OPERATION(square_sums, SquareSums, NONE, x, out, rows, width, x_stride, groups, group)
 OPERATION(norm_by_sums, NormBySums, NONE,

@@ -10,7 +10,6 @@ namespace {
 struct Linear {
   const float* x;  // [rows, columns], rows x_stride apart
   const void* weight;  // [outputs, columns]
-  const float* scale;  // [outputs], of int8 weights
   const float* bias;   // [outputs] or null
   float* y;            // [rows, outputs]
   void* rounded;  // [rows, columns rounded up to 32] bfloat16, scratch; null where rows are few
@@ -127,11 +126,8 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
   if constexpr (NB >= 4) block(std::integral_constant<int, 4>{});
   if constexpr (NB >= 2) block(std::integral_constant<int, 2>{});
   block(std::integral_constant<int, 1>{});
-  for (int r = 0; r < R; r++) {
-    float scale = a.scale ? a.scale[o + r] : 1.0f, bias = a.bias ? a.bias[o + r] : 0.0f;
-    if (a.scale || a.bias)
-      for (int64_t row = 0; row < a.rows; row++)
-        y[row * a.outputs + r] = y[row * a.outputs + r] * scale + bias;
+  for (int r = 0; a.bias && r < R; r++) {
+    for (int64_t row = 0; row < a.rows; row++) y[row * a.outputs + r] += a.bias[o + r];
   }
 }
 
@@ -179,7 +175,6 @@ inline int64_t padded_width(int64_t width) {
 void linear(const Linear& a, Team& team) {
   auto given = [&] { return a.x; };
   if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, team, a.x_stride, given);
-  if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, team, a.x_stride, given);
 #ifdef BATON_DOT_BF16
   const int64_t padded = padded_width(a.columns);
   auto round = [&](int64_t row, Bf16* to) {

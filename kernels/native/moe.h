@@ -207,15 +207,10 @@ void expert_part(const ExpertRows& from, int64_t origin, Linear a, const typenam
   typedef typename Tile::Weight Weight;
   if (!from.group) {
     a.weight = static_cast<const Weight*>(from.weight) + origin * a.columns;
-    a.scale = from.scale ? from.scale + origin : nullptr;
     return linear_part<Tile>(a, x, x_stride, first, end);
   }
-  if constexpr (!std::is_same_v<Weight, int8_t>) {
-    if (from.integers) {
-      return expanded_part<Tile, int8_t>(from, origin, a, x, x_stride, first, end);
-    }
-    expanded_part<Tile, uint8_t>(from, origin, a, x, x_stride, first, end);
-  }
+  if (from.integers) return expanded_part<Tile, int8_t>(from, origin, a, x, x_stride, first, end);
+  expanded_part<Tile, uint8_t>(from, origin, a, x, x_stride, first, end);
 }
 
 // The (row, choice) pairs in order of their experts, in `order`.
@@ -331,7 +326,6 @@ void experts_as(const Experts& a, Team& team) {
 
 void experts(const Experts& a, Team& team) {
   if (a.dtype == FLOAT32) return experts_as<FloatTile<float>>(a, team);
-  if (a.dtype == INT8) return experts_as<FloatTile<int8_t>>(a, team);
 #ifdef BATON_DOT_BF16
   experts_as<DotTile>(a, team);
 #else

@@ -27,7 +27,7 @@ struct Bf16 {
   uint16_t bits;
 };
 
-enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
 
 #define UNROLL _Pragma("GCC unroll 16")
 

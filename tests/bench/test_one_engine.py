@@ -47,7 +47,7 @@ def report(command, *arguments: str) -> dict:
     return json.loads(done.output.splitlines()[-1])
 
 
-@pytest.mark.parametrize("weight_format", ["model", "int8"])
+@pytest.mark.parametrize("weight_format", ["model", "int8", "fp8"])
 def test_decode_reports_every_batch_its_limits_and_its_spread(folder, weight_format) -> None:
     found = report(
         decode, "--model", str(folder), "--batch", "1,3", "--prompt-len", "9", "--steps", "8",

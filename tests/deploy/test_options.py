@@ -100,7 +100,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
     given = parse_cluster(
         "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
         "--load-format", "dummy", "--weight-format", "int8", "--quantization", "fp8",
-        "--page-size", "32",
+        "--round-vocabulary", "--page-size", "32",
         "--max-running", "3", "--chunked-prefill-size", "77", "--max-model-len", "99",
         "--prefill-beside-decode", "7", "--itl-target-ms", "90",
         "--memory-gb", "2", "--memory-fraction", "0.25", "--held-fraction", "0.75",

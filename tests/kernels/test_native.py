@@ -16,7 +16,7 @@ from baton.kernels.elementwise import (
     sigmoid_gated_native,
     swiglu_native,
 )
-from baton.kernels.linear import Int8Weight, PackedWeight, embedding_native, linear_native
+from baton.kernels.linear import PackedWeight, embedding_native, linear_native
 from baton.kernels.native import recorder
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native, NotRecordableError
@@ -25,29 +25,23 @@ from baton.kernels.norm import rms_norm, rms_norm_native
 from baton.kernels.rope import apply_rope, apply_rope_native, rope_cache
 
 
-def stored(weight: Tensor, kind: str) -> Tensor | Int8Weight | PackedWeight:
+def stored(weight: Tensor, kind: str) -> Tensor | PackedWeight:
     """A matrix in float32, as a model of that kind keeps it."""
     if kind.startswith("packed"):
         return PackedWeight.of(weight.to(getattr(torch, kind.removeprefix("packed "))))
-    return Int8Weight.of(weight) if kind == "int8" else weight.to(getattr(torch, kind))
+    return weight.to(getattr(torch, kind))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 6, 7, 13, 16, 33, 128, 150])
 @pytest.mark.parametrize("columns, outputs", [(1, 1), (31, 5), (64, 64), (100, 131), (768, 37)])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_linear(native, rng, rows, columns, outputs, kind):
     x, bias = strided(rows, columns, rng), torch.randn(outputs)
-    plain = torch.randn(outputs, columns)
-    weight: Tensor | Int8Weight
-    if kind == "int8":
-        weight = Int8Weight.of(plain)
-        dense = weight.dense()
-    else:
-        dense = weight = plain.to(getattr(torch, kind))
+    weight = torch.randn(outputs, columns).to(getattr(torch, kind))
     # Where the CPU multiplies bfloat16 values, the activations are rounded to them.
     seen = x.bfloat16() if kind == "bfloat16" and native.library.dots_bf16 else x
     for b in (None, bias):
-        wanted = F.linear(seen.double(), dense.double(), None if b is None else b.double())
+        wanted = F.linear(seen.double(), weight.double(), None if b is None else b.double())
         assert_near(linear_native(native, x, weight, b), wanted, 2e-6)
 
 
@@ -72,9 +66,7 @@ def test_a_packed_weight_multiplies_as_it_did_before(native, rng, rows, columns,
         assert_near(y, wanted, 2e-6)
 
 
-@pytest.mark.parametrize(
-    "kind", ["float32", "bfloat16", "int8", "packed bfloat16", "packed float32"]
-)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "packed bfloat16", "packed float32"])
 def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng, kind):
     columns, outputs = rng.randrange(20, 200), rng.randrange(40, 300)
     x, weight = torch.randn(300, columns), stored(torch.randn(outputs, columns), kind)
@@ -90,18 +82,7 @@ def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(na
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("outputs, columns", [(1, 1), (7, 33), (40, 256)])
-def test_eight_bits_round_each_row_to_half_a_step(rng, outputs, columns):
-    weight = torch.randn(outputs, columns) * torch.rand(outputs, 1) * 10
-    weight[-1] = 0
-    rounded = Int8Weight.of(weight)
-    assert rounded.values.dtype == torch.int8 and rounded.shape == weight.shape
-    assert ((rounded.dense() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
-
-
-@pytest.mark.parametrize(
-    "kind", ["float32", "bfloat16", "int8", "packed bfloat16", "packed float32"]
-)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "packed bfloat16", "packed float32"])
 @pytest.mark.parametrize("width", [1, 16, 50, 51])
 def test_embedding(native, rng, kind, width):
     table = stored(torch.randn(30, width), kind)

@@ -5,8 +5,15 @@ import torch
 from kernels.native_cases import strided
 from torch import Tensor
 
-from baton.kernels.eight_bit_weight import EightBitWeight
-from baton.kernels.linear import JoinedWeight, PackedWeight, linear, linear_native
+from baton.kernels.eight_bit_weight import EightBitWeight, Fp8Words
+from baton.kernels.linear import (
+    JoinedWeight,
+    PackedWeight,
+    embedding,
+    embedding_native,
+    linear,
+    linear_native,
+)
 
 FP8 = torch.float8_e4m3fn
 DTYPES = [torch.bfloat16, torch.float32]
@@ -94,6 +101,29 @@ def test_matrices_of_several_forms_are_multiplied_as_one(native, rng, rows, dtyp
         wanted = linear_native(native, x, whole, b)
         assert torch.equal(linear_native(native, x, joined, b), wanted)
         torch.testing.assert_close(linear(x, joined, b), linear(x, whole, b))
+
+
+@pytest.mark.parametrize("columns, group", [(1, 32), (50, 32), (131, 64), (256, 256)])
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_those_of_the_expanded_matrix(native, columns, group, dtype, stored):
+    values, scales = random_parts(37, columns, group, stored)
+    table = EightBitWeight.of(values, scales, group, dtype)
+    whole = expanded(values, scales, group, dtype)
+    for rows in (0, 1, 9):
+        ids = torch.randint(37, (rows,))
+        assert torch.equal(embedding_native(native, ids, table), whole[ids].float())
+        found = embedding(ids, table)
+        assert found.dtype is dtype and torch.equal(found, whole[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_words_of_gpus_are_looked_up_in_torch(dtype):
+    values, scales = random_parts(21, 131, 64)
+    words = Fp8Words.empty((21, 131), 64, dtype, torch.device("cpu"))
+    words.put(slice(None), values, scales)
+    ids = torch.randint(21, (9,))
+    assert torch.equal(embedding(ids, words), expanded(values, scales, 64, dtype)[ids])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

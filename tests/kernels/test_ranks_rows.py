@@ -3,8 +3,10 @@
 import pytest
 import torch
 from kernels.native_cases import assert_near, strided
+from kernels.test_native_eight_bit import STORED, random_parts
 
-from baton.kernels.linear import Int8Weight, PackedWeight, embedding, embedding_native
+from baton.kernels.eight_bit_weight import EightBitWeight
+from baton.kernels.linear import PackedWeight, embedding, embedding_native
 from baton.kernels.norm import (
     norm_by_sums,
     norm_by_sums_native,
@@ -22,10 +24,12 @@ def test_rows_of_other_ranks_are_zeros(native, dtype, packed):
     check_rows(native, own, PackedWeight.of(part) if packed else part, part.float())
 
 
-def test_rows_of_other_ranks_are_zeros_in_eight_bits(native):
-    whole, own = torch.randn(10, 37), range(3, 7)
-    part = Int8Weight.of(whole[3:7])
-    check_rows(native, own, part, part.dense())
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_other_ranks_are_zeros_in_eight_bits(native, dtype, stored):
+    values, scales = random_parts(4, 37, 32, stored)
+    part = EightBitWeight.of(values, scales, 32, dtype)
+    check_rows(native, range(3, 7), part, part.dense().float())
 
 
 def check_rows(native, own, part, dense):

@@ -25,12 +25,16 @@ from baton.worker.model_identity import worker_fingerprint
 CPU = torch.device("cpu")
 
 
-def fingerprint(folder: Path, form: WeightFormat = WeightFormat.AUTO) -> dict[str, str]:
+def fingerprint(
+    folder: Path, form: WeightFormat = WeightFormat.AUTO, round_vocabulary: bool = False
+) -> dict[str, str]:
     model = read_config(folder, torch.bfloat16, torch.float32)
     slots = SlotLayout(model.recurrent, model.conv_dtype, model.ssm_dtype)
     pages = PageLayout(model.attention, 16, model.dtype)
     memory = EngineMemory(StatePool(slots, 2, CPU), PagePool(pages, 2, CPU))
-    config = EngineConfig(folder, dtype=torch.bfloat16, weight_format=form)
+    config = EngineConfig(
+        folder, dtype=torch.bfloat16, weight_format=form, round_vocabulary=round_vocabulary
+    )
     return worker_fingerprint(config, model, memory)
 
 
@@ -72,5 +76,17 @@ def test_weights_that_are_rounded_at_load_are_another_model(pair: Pair) -> None:
     assert {name for name in given if given[name] != rounded[name]} == {"weights"}
     for form in (WeightFormat.MODEL, WeightFormat.FP8):  # other forms of the same values
         assert fingerprint(folder, form) == given
-    with pytest.raises(IncompatibleError, match="in int8"):
+    with pytest.raises(IncompatibleError, match="rounded to int8 at load"):
         check_fingerprint(given, rounded, "decode-0", "prefill-0")
+
+
+def test_every_way_to_round_plain_weights_is_another_model(pair: Pair) -> None:
+    plain = pair.packed.with_name("plain")
+    forms = (WeightFormat.FP8, WeightFormat.INT8)
+    found = [fingerprint(plain)["weights"]]
+    found += [
+        fingerprint(plain, form, all_of)["weights"] for form in forms for all_of in (False, True)
+    ]
+    assert len(set(found)) == 5
+    assert fingerprint(plain, WeightFormat.MODEL) == fingerprint(plain)
+    assert found[2].endswith(" rounded to fp8 at load, the vocabulary too")

@@ -19,11 +19,7 @@ class Embedding:
         self.vocab = SubBlock("tokens of the vocabulary", vocab_size, uneven=True)
         self.own = scope.shard.held(self.vocab)
         name, shape, blocks = f"{name}.weight", (vocab_size, hidden), (self.vocab,)
-        self.table: Table
-        if multiplied:
-            self.table = scope.table(name, shape, blocks)
-        else:
-            self.table = scope.matrix(scope.part(name, shape, blocks))
+        self.table: Table = scope.table(name, shape, blocks, multiplied)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Look up tokens. ids: [T] int64 -> [T, hidden], on every rank"""
@@ -49,7 +45,7 @@ class Head:
         self.widths = [vocab.places_of(rank, size) for rank in range(size)]
         self.weight: Matrix = embedding.table
         if not tied:
-            self.weight = scope.product(HEAD, (vocab.units, hidden), (vocab,))
+            self.weight = scope.product(HEAD, (vocab.units, hidden), (vocab,), vocabulary=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute logits. x: [L, hidden] -> [L, vocab] float32 on rank 0; on others, the part of

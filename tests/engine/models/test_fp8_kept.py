@@ -13,6 +13,7 @@ from eight_bit_packing import (
     FP8,
     ROWS,
     Form,
+    edit_config,
     edit_tensors,
     in_blocks,
     keeps_eight_bit,
@@ -175,5 +176,6 @@ def test_a_plan_for_a_gpu_looks_for_no_kernels_and_counts_what_is_kept(
 
 def test_weights_that_are_not_in_fp8_are_not_called_so(tmp_path: Path) -> None:
     plain = write_checkpoint(tmp_path / "plain", LLAMA)
+    edit_config(plain, {"quantization_config": {"quant_method": "fp8"}})
     with pytest.raises(ConfigError, match=r"plain has none\. Use weight_format auto, or int8"):
         load_model(EngineConfig(plain, weight_format=WeightFormat.FP8))

@@ -134,7 +134,7 @@ class RoundedWeights(DummyWeights, EightBitSource):
         found = self._rounded(name, shape)
         return part.of(super().tensor(name, shape) if found is None else found[0].float() / 8)
 
-    def fp8(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
+    def eight_bit(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> EightBitPart | None:
         found = self._rounded(name, shape)
         layout = EightBitLayout.of(shape, (1,) * (len(shape) - 2) + BLOCKS, part)
         if found is None or layout is None:
