@@ -172,28 +172,68 @@ const T* expanded_panels(const PackedEightBit& a, int64_t first, int64_t end) {
 }
 
 #ifdef BATON_DOT_BF16
-// One row of activations times one panel, whose numbers are expanded in registers: memory between
-// would cost as much as the rest. The sums are those of `panel_block`.
-template <class N>
-void multiply_row(const PackedEightBit& a, const Bf16* x, int64_t panel) {
+// R rows of activations, from `row` on, times one panel, whose numbers are expanded in registers:
+// once for all of them, and not by way of memory, which would cost few rows as much as the rest.
+// The sums are those of `panel_block`. Where more rows are to come, `kept` gets what was expanded.
+template <class N, int R, bool KEEP>
+void expanded_block(const PackedEightBit& a, const Bf16* x, int64_t x_stride, int64_t panel,
+                    int64_t row, Bf16* kept) {
   constexpr int64_t DEPTH = depth(Bf16{});
   const EightBitPanels<Bf16, N> panels{a};
   const N* from = static_cast<const N*>(a.weight) + panel * panels.steps * LANES * DEPTH;
   const float* scales = a.scale + panel * panels.groups * LANES;
-  Vec total{};
+  x += row * x_stride;
+  Vec total[R];
+  UNROLL for (int r = 0; r < R; r++) total[r] = Vec{};
   for (int64_t k = 0, end = 0; k < panels.steps; scales += LANES) {
     const auto scale = step_scales(load(scales) * bias_of(N{}), Bf16{});
     end += a.group / DEPTH;
     if (end > panels.steps) end = panels.steps;
     for (; k < end; k++, from += LANES * DEPTH) {
       __builtin_prefetch(from + panels.FETCHED);
-      add_products(total, expanded_step(from, scale), splat_step(x + DEPTH * k));
+      const PairVec weights = expanded_step(from, scale);
+      if constexpr (KEEP) _mm512_storeu_si512(kept + k * LANES * DEPTH, (__m512i)weights);
+      UNROLL for (int r = 0; r < R; r++) {
+        add_products(total[r], weights, splat_step(x + r * x_stride + DEPTH * k));
+      }
     }
   }
   const int64_t first = panel * LANES;
   const int64_t count = a.outputs - first < LANES ? a.outputs - first : LANES;
   const Vec bias = a.bias ? load_run(a.bias + first, count) : Vec{};
-  store_run(a.y + first, total + bias, count);
+  UNROLL for (int r = 0; r < R; r++) {
+    store_run(a.y + (row + r) * a.y_stride + first, total[r] + bias, count);
+  }
+}
+
+// The same for `rows` rows, at most R.
+template <class N, int R, bool KEEP>
+void expanded_rows(const PackedEightBit& a, const Bf16* x, int64_t x_stride, int64_t panel,
+                   int64_t row, int64_t rows, Bf16* kept) {
+  if (rows == R) return expanded_block<N, R, KEEP>(a, x, x_stride, panel, row, kept);
+  if constexpr (R > 1) expanded_rows<N, R - 1, KEEP>(a, x, x_stride, panel, row, rows, kept);
+}
+
+// Rows that meet a panel at once: their sums fit the registers. Of more than twice as many, several
+// panels are multiplied together instead, which by then is faster.
+constexpr int EXPANDED_ROWS = 16;
+
+// All rows, at most two times EXPANDED_ROWS, times one panel.
+template <class N>
+void multiply_expanding(const PackedEightBit& a, const PackedLinear& plain, const Bf16* x,
+                        int64_t x_stride, int64_t panel) {
+  constexpr int MOST = EXPANDED_ROWS;
+  if (a.rows <= MOST) {
+    return expanded_rows<N, MOST, false>(a, x, x_stride, panel, 0, a.rows, nullptr);
+  }
+  struct Kept {};
+  const int64_t size = (a.columns + 1) / 2 * 2 * LANES;
+  Bf16* kept = scratch<Bf16, Kept>(size);
+  PackedLinear own = plain;
+  own.weight = kept - panel * size;
+  const int64_t half = (a.rows + 1) / 2;
+  expanded_rows<N, MOST, true>(a, x, x_stride, panel, 0, half, kept);
+  few_rows<Bf16, MOST, 1>(own, x, x_stride, panel, half, a.rows - half);
 }
 #endif
 
@@ -204,9 +244,11 @@ void multiply_expanded(const PackedEightBit& a, PackedLinear plain, Team& team, 
   team.each(pieces.count(), [&](int64_t piece) {
 #ifdef BATON_DOT_BF16
     if constexpr (std::is_same_v<T, Bf16>) {
-      if (a.rows == 1) {
+      if (a.rows <= 2 * EXPANDED_ROWS) {
         const Bf16* x = activations();
-        for (int64_t p = pieces.first(piece); p < pieces.end(piece); p++) multiply_row<N>(a, x, p);
+        for (int64_t p = pieces.first(piece); p < pieces.end(piece); p++) {
+          multiply_expanding<N>(a, plain, x, x_stride, p);
+        }
         return;
       }
     }
