@@ -10,7 +10,6 @@ from engine.file_tiers import files_of, paths_in, written
 from engine.host_tiers import copies_wait, saved, tier_of
 from engine.test_host_tier_families import DEPTH, GIB, asked
 from engine.test_oracle import load
-from kit.polling import wait_until
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 
@@ -148,6 +147,6 @@ def test_a_copy_that_was_given_up_leaves_nothing(
     key = token_key(prompt)
     assert not tier_of(engine).host.pools.cache.match(key, DEPTH).depth
     assert_clean(engine)
-    wait_until(lambda: (tier_of(engine).collect(), not tier_of(engine).saving)[1])
+    saved(engine)
     assert not files_of(engine).reading
     engine.close()
