@@ -22,6 +22,7 @@ from baton.engine.models.tally import Tally
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.settings.choices import WeightFormat
 from baton.engine.settings.config import EngineConfig
+from baton.engine.settings.quantisation import UNQUANTISED
 from baton.engine.stream.forward_stream import CudaStream
 from baton.kernels.kernel_choice import KernelChoice
 from baton.transfer.channels.poller import Poller
@@ -117,7 +118,7 @@ def test_decode_steps_are_captured_unless_the_options_say_no(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     config = EngineConfig(Path("."), device="cuda", graphs=graphs)
-    model: Any = SimpleNamespace(dtype=torch.bfloat16)
+    model: Any = SimpleNamespace(dtype=torch.bfloat16, quantisation=UNQUANTISED)
     made = loader.ready_model(model, DummyWeights(), config)
     assert isinstance(made, GraphedModel) is graphs
 

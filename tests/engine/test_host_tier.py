@@ -502,7 +502,6 @@ def test_the_plan_tells_of_the_hosts_memory() -> None:
         ({"prefix_caching": False}, "prefix_caching is off"),
         ({"host_cache_bytes": 1}, "host_cache_gb has no room for one block"),
         ({"host_cache_bytes": 1 << 50}, "are free: lower host_cache_gb"),
-        ({"tp": 2}, "copies of one rank's memory, and the replica has 2 ranks"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], told: str) -> None:
