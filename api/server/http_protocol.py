@@ -1,5 +1,4 @@
-"""uvicorn's HTTP protocol with deadlines and limits, of which it has those for idle connections
-alone."""
+"""uvicorn's HTTP protocol with deadlines and limits; its own are of idle connections alone."""
 
 import asyncio
 import logging
@@ -162,6 +161,8 @@ class GuardedHttp(LingeringHttp):
             self.app = _Shedding(app, _PIPELINE_FULL, self._calls, but="")
         super().on_headers_complete()
         self.app = app
+        if self.cycle is not self._running and not self._deaf:
+            self.flow.resume_reading()  # else nobody hears the end of who waits for two answers
         if self._deaf or self._place.shed is not None:
             self.cycle.keep_alive = False
         self._table.busy(self._place)

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from fake_backend import FakeBackend
+from kit.polling import until
 
 from baton.api.disconnect import ClientGone, unless_disconnected
 from baton.api.http import make_app
+from baton.api.server.http_protocol import GuardedHttp
 from baton.api.server.http_server import HttpServer
 from baton.api.text_service import TextService
 from baton.core.supervised import ProcessSupervisor
@@ -73,6 +75,27 @@ async def test_the_server_says_that_a_client_has_left(
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(POST)
         await asyncio.wait_for(backend.holding.wait(), DEADLINE_S)
+        writer.transport.abort()
+        await asyncio.wait_for(backend.was_cancelled.wait(), DEADLINE_S)
+        assert backend.cancelled == [backend.seen[0].request_id]
+    finally:
+        await server.stop(0.0)
+
+
+async def test_one_who_waits_for_two_answers_is_heard_too(
+    backend: FakeBackend, text: TextService
+) -> None:
+    backend.hold_after = 0
+    server = HttpServer(make_app(backend, text), "127.0.0.1", 0, ProcessSupervisor())
+    await server.start()
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POST)
+        await asyncio.wait_for(backend.holding.wait(), DEADLINE_S)
+        writer.write(POST)
+        (protocol,) = server._server.server_state.connections
+        assert isinstance(protocol, GuardedHttp)
+        await until(lambda: bool(protocol.pipeline))
         writer.transport.abort()
         await asyncio.wait_for(backend.was_cancelled.wait(), DEADLINE_S)
         assert backend.cancelled == [backend.seen[0].request_id]
