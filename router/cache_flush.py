@@ -1,6 +1,7 @@
 """Emptying the prefix caches of all workers."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -27,8 +28,10 @@ async def flush_all(
     salts: the beginning of those of which alone all is removed; b"": of all. That is done twice: a
     worker may lend another a prefix which has been removed there, and not yet where it comes from.
     """
+    ends = time.monotonic() + timeout_s
     for _ in range(2 if salts else 1):
-        each = (_flush(worker, timeout_s, salts, credentials) for worker in workers)
+        left_s = max(0.0, ends - time.monotonic())
+        each = (_flush(worker, left_s, salts, credentials) for worker in workers)
         for failure in await asyncio.gather(*each):
             if failure is not None:
                 raise failure

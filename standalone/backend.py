@@ -22,6 +22,7 @@ from baton.engine.request.events import RequestFinished
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
+from baton.engine.tiers.file_folder import KeptFileError
 from baton.rpc.errors import error_from_proto, error_of
 from baton.rpc.metric_aliases.figures import accept_length
 from baton.standalone.answer import StandaloneAnswer
@@ -189,7 +190,11 @@ class StandaloneBackend:
 
     async def flush_cache(self, timeout_s: float, part: CachePart | None = None) -> None:
         salts = salts_of(part, self._cache_scope)
-        if not await flush_when_idle(self._context.port, timeout_s, salts):
+        try:
+            flushed = await flush_when_idle(self._context.port, timeout_s, salts)
+        except KeptFileError as error:
+            raise ApiError(error.code, str(error), origin=self._context.worker_id) from error
+        if not flushed:
             raise ApiError(
                 ErrorCode.DEADLINE_EXCEEDED,
                 f"still at work after {timeout_s:g} s; the cache was not flushed: wait longer, or "

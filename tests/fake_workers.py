@@ -70,6 +70,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.protocol_minor = PROTOCOL_MINOR
         self.flushes: list[int] = []
         self.flushed_salts: list[bytes] = []
+        self.flush_takes_s = 0.0
         """The timeouts it was given, ms."""
         self.flush_error: Error | None = None
         self.profiling: StartProfileRequest | None = None
@@ -167,6 +168,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     async def FlushCache(self, request: FlushCacheRequest, context: object) -> FlushCacheReply:
         self.flushes.append(request.timeout_ms)
         self.flushed_salts.append(request.salts)
+        await asyncio.sleep(self.flush_takes_s)  # the time that its requests take to end
         return FlushCacheReply(error=self.flush_error)
 
     async def StartProfile(

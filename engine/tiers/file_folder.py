@@ -68,6 +68,7 @@ class FileFolder:
         self._clock = clock
         self._known: dict[str, StoredFile] = {}  # by "salt/prefix"; replaced by each look
         self._changing = threading.Lock()  # held for a change of `_known` and `nbytes`
+        self._clears = 0
         self.nbytes = 0
         """Bytes of all files."""
 
@@ -93,6 +94,7 @@ class FileFolder:
 
     def look(self) -> None:
         """Read the folder anew; remove what is too old or too much."""
+        clears = self._clears
         known: dict[str, StoredFile] = {}
         for path, stat in _listed(self._root):
             age = self._clock() - stat.st_mtime
@@ -107,6 +109,8 @@ class FileFolder:
             else:
                 known[_key_of(path)] = StoredFile(path, int(named[1]), stat.st_size, stat.st_mtime)
         with self._changing:
+            if clears != self._clears:  # what was listed may be gone
+                return
             self._known = known
             self.nbytes = sum(file.nbytes for file in known.values())
         self.make_room(0)
@@ -139,7 +143,9 @@ class FileFolder:
             file, now = each.file, self._clock() + place / 1000
             with suppress(OSError):
                 os.utime(file.path, (now, now))
-            self._note(file._replace(used=now))
+            with self._changing:
+                if (key := _key_of(file.path)) in self._known:
+                    self._known[key] = file._replace(used=now)
 
     def remove(self, file: StoredFile) -> None:
         """Remove a file. What needs it is found no more."""
@@ -154,9 +160,8 @@ class FileFolder:
         so, and the folders that are empty then. Raises KeptFileError where any stays.
         """
         try:
-            for path, _ in _listed(self._root):
-                whole = _FILE.fullmatch(path.name) is not None
-                if path.parent.name.startswith(folders) and (whole or path.name.startswith(DRAFT)):
+            for path, _ in _listed(self._root, folders):
+                if _FILE.fullmatch(path.name) or path.name.startswith(DRAFT):
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise KeptFileError(f"files of prefixes cannot be removed: {error}") from error
@@ -164,7 +169,10 @@ class FileFolder:
             if _FOLDER.fullmatch(folder.name):
                 with suppress(OSError):  # it has others' files, or some again
                     folder.rmdir()
-        self.look()
+        with self._changing:
+            self._clears += 1
+            left = {key: file for key, file in self._known.items() if not key.startswith(folders)}
+            self._known, self.nbytes = left, sum(file.nbytes for file in left.values())
 
     def _note(self, file: StoredFile) -> None:
         key = _key_of(file.path)
@@ -178,11 +186,14 @@ def _key_of(path: Path) -> str:
     return f"{path.parent.name}/{path.name.partition('.')[0]}"
 
 
-def _listed(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files in the folders of `root`. Others may remove any meanwhile."""
+def _listed(root: Path, folders: str = "") -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files in the folders of `root` whose names begin so. Others may remove any
+    meanwhile."""
     with suppress(FileNotFoundError):
         for folder in list(os.scandir(root)):
-            if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+            if not _FOLDER.fullmatch(folder.name) or not folder.name.startswith(folders):
+                continue
+            if not folder.is_dir(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):
                 for file in list(os.scandir(folder.path)):

@@ -1,9 +1,10 @@
 """Prefixes in files, over the hash model: whatever is written to a wrong place, damaged or another
 model's changes its tokens if it is believed."""
 
+import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from queue import Queue
@@ -422,6 +423,35 @@ def test_a_file_that_cannot_be_removed_is_told(
             engine.flush_cache()
     assert engine.flush_cache() and not paths_in(tmp_path)
     engine.close()
+
+
+def test_a_look_brings_nothing_back_that_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a part is removed without a look at the others."""
+    ours, theirs = "a" * 32, "c" * 32
+    for salt in (ours, theirs):
+        (tmp_path / salt).mkdir()
+        (tmp_path / salt / f"{'b' * 32}.0").write_bytes(bytes(10))
+    folder = file_folder.FileFolder(tmp_path, 1 << 30, 3600.0)
+    folder.look()
+    listed, scandir = file_folder._listed, os.scandir
+    looked_at: list[str] = []
+
+    def noting(path: Any) -> Any:
+        looked_at.append(Path(path).name)
+        return scandir(path)
+
+    def removing(*words: Any) -> Iterator[Any]:
+        yield from listed(*words)
+        monkeypatch.setattr(file_folder, "_listed", listed)
+        monkeypatch.setattr(os, "scandir", noting)
+        folder.clear(ours[:16])
+
+    monkeypatch.setattr(file_folder, "_listed", removing)
+    folder.look()
+    assert len(folder) == 1 and folder.nbytes == 10
+    assert ours in looked_at and theirs not in looked_at
 
 
 def test_workers_share_a_folder(seeded: random.Random, tmp_path: Path) -> None:

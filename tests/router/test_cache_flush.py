@@ -24,6 +24,16 @@ async def test_every_worker_is_flushed_and_a_failure_does_not_spare_the_others()
         assert len(rank.flushes) == len(prefill.flushes) == 2
 
 
+async def test_both_rounds_of_a_part_share_the_time() -> None:
+    table = WorkerTable(1.0, lambda: 0.0)
+    async with FakeWorker("p0") as prefill:
+        table.register(prefill.hello)
+        prefill.flush_takes_s = 0.05
+        await flush_all(table.workers(), DEADLINE_S, b"salt", router())
+        first, second = prefill.flushes
+        assert second <= first - 50 and prefill.flushed_salts == [b"salt"] * 2
+
+
 async def test_a_worker_that_is_not_there_is_named() -> None:
     table = WorkerTable(1.0, lambda: 0.0)
     async with FakeWorker("p0") as gone:

@@ -52,8 +52,12 @@ async def test_its_replies_metrics_and_flushes_know_of_the_host(
             assert not await findings(worker)
 
 
+def refuses(*_: object, **__: object) -> None:
+    raise PermissionError("the folder is somebody else's")
+
+
 async def test_its_metrics_state_and_flushes_know_of_files(
-    tiny: Path, rng: random.Random, tmp_path: Path
+    tiny: Path, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = prompt(rng, 5 * GRID + 3)
     async with make_worker(tiny, **file_options(tmp_path)) as worker:
@@ -76,6 +80,10 @@ async def test_its_metrics_state_and_flushes_know_of_files(
                 return bool(held) and float(held[0].split()[-1]) == found["nbytes"]
 
             await until_answered(told)
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "unlink", refuses)
+                kept = await http.post("/flush_cache", params={"timeout": 5})
+            assert kept.status_code == 500 and "the folder is somebody else's" in kept.text
             assert (await http.post("/flush_cache", params={"timeout": 5})).status_code == 200
             assert not stored[0].exists()
             assert (await client.state())["files"]["files"] == 0
