@@ -86,22 +86,24 @@ def _slow_line(worker: JsonObject) -> Text:
 def _host_line(worker: JsonObject) -> Text:
     """Say what a worker's tier in the host's memory has, has spared, and copies now."""
     host = worker["host_tier"]
-    used, total = (host[name] / (1 << 30) for name in ("used_bytes", "total_bytes"))
-    return Text(
-        f"{worker['worker_id']}: host memory: {used:.2f} of {total:.2f} GiB in use, "
-        f"{host['hit_tokens']:,} prompt tokens spared; prefixes on their way: {host['saving']} "
-        f"there, {host['loading']} back"
-    )
+    return _tier_line(worker, host, "host memory", "in use", host["saving"], host["loading"])
 
 
 def _file_line(worker: JsonObject) -> Text:
     """Say what lies in the folder of a worker's files, what it has spared, and what moves now."""
     files = worker["file_tier"]
-    used, total = (files[name] / (1 << 30) for name in ("used_bytes", "total_bytes"))
+    held = f"in {files['files']:,}"
+    return _tier_line(worker, files, "files", held, files["writing"], files["reading"])
+
+
+def _tier_line(
+    worker: JsonObject, tier: JsonObject, name: str, held: str, there: int, back: int
+) -> Text:
+    used, total = (tier[each] / (1 << 30) for each in ("used_bytes", "total_bytes"))
     return Text(
-        f"{worker['worker_id']}: files: {used:.2f} of {total:.2f} GiB in {files['files']:,}, "
-        f"{files['hit_tokens']:,} prompt tokens spared; prefixes on their way: {files['writing']} "
-        f"there, {files['reading']} back"
+        f"{worker['worker_id']}: {name}: {used:.2f} of {total:.2f} GiB {held}, "
+        f"{tier['hit_tokens']:,} prompt tokens spared; prefixes on their way: {there} there, "
+        f"{back} back"
     )
 
 

@@ -367,35 +367,27 @@ def test_status_says_what_the_prefix_cache_is_short_of(
     assert lines == [f"decode-1: the prefix cache is {told}"]
 
 
-def test_status_says_what_a_worker_has_in_its_hosts_memory() -> None:
+@pytest.mark.parametrize(
+    ("tier", "own", "told"),
+    [
+        ("host_tier", {"saving": 2, "loading": 1}, "host memory: 1.50 of 4.00 GiB in use"),
+        (
+            "file_tier", {"files": 1234, "writing": 2, "reading": 1},
+            "files: 1.50 of 4.00 GiB in 1,234",
+        ),
+    ],
+)  # fmt: skip
+def test_status_says_what_a_workers_tiers_have(tier: str, own: dict[str, int], told: str) -> None:
     info = _info(workers=2)
-    info["workers"][0]["host_tier"] = None
-    info["workers"][1]["host_tier"] = {
-        "used_bytes": 3 << 29, "total_bytes": 4 << 30, "hit_tokens": 12345, "saving": 2,
-        "loading": 1,
+    info["workers"][0][tier] = None
+    info["workers"][1][tier] = own | {
+        "used_bytes": 3 << 29, "total_bytes": 4 << 30, "hit_tokens": 12345,
     }  # fmt: skip
     out = io.StringIO()
     Console(file=out, width=200).print(render(info))
-    lines = [line.rstrip() for line in out.getvalue().splitlines() if "host memory" in line]
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if "tokens spared" in line]
     assert lines == [
-        "decode-1: host memory: 1.50 of 4.00 GiB in use, 12,345 prompt tokens spared; prefixes on "
-        "their way: 2 there, 1 back"
-    ]
-
-
-def test_status_says_what_lies_in_a_workers_files() -> None:
-    info = _info(workers=2)
-    info["workers"][0]["file_tier"] = None
-    info["workers"][1]["file_tier"] = {
-        "files": 1234, "used_bytes": 3 << 29, "total_bytes": 4 << 30, "hit_tokens": 12345,
-        "writing": 2, "reading": 1,
-    }  # fmt: skip
-    out = io.StringIO()
-    Console(file=out, width=200).print(render(info))
-    lines = [line.rstrip() for line in out.getvalue().splitlines() if "files: " in line]
-    assert lines == [
-        "decode-1: files: 1.50 of 4.00 GiB in 1,234, 12,345 prompt tokens spared; prefixes on "
-        "their way: 2 there, 1 back"
+        f"decode-1: {told}, 12,345 prompt tokens spared; prefixes on their way: 2 there, 1 back"
     ]
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from engine.engines import run
 from engine.test_mtp_drafts import (
     GRID,
     answered,
+    assert_no_padding_is_read,
     assert_same,
-    assert_same_tokens,
     both_dtypes,
     options,
     poisoned,
@@ -27,7 +26,6 @@ from baton.engine.engine import Engine
 from baton.engine.layout.batch_sizes import draft_sizes
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
-from baton.engine.request.events import Event
 from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.settings.config import EngineConfig
 from engine import test_mtp_drafts as recorded
@@ -84,13 +82,5 @@ def test_what_lies_in_the_padding_slot_and_page_reaches_no_request(folder: Path)
     )
     engine, model, _ = captured(sized.config)
 
-    def poison(_: list[Event]) -> None:
-        for pool in (engine.states, engine.pages):
-            pool.storage[0].fill_(0xFF)
-
-    for spec in specs:
-        engine.submit(spec)
-    poison([])
-    assert_same_tokens(specs, plain, run(engine, poison))
-    assert engine.counters.preemptions > 0 and right_of(engine) > 10
+    assert_no_padding_is_read(engine, specs, plain)
     assert len(model._drafts) > 1

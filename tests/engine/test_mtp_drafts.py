@@ -336,6 +336,22 @@ def test_drafts_are_the_same_after_a_preemption(folder: Path, guessed: Guessed) 
     assert_same_guesses(first, taken(guessed), 60)
 
 
+def assert_no_padding_is_read(
+    engine: Engine, specs: Sequence[RequestSpec], plain: list[Event]
+) -> None:
+    """Answer the requests with NaN in slot 0 and page 0 before each step; some are preempted."""
+
+    def poison(_: Sequence[object]) -> None:
+        for pool in (engine.states, engine.pages):
+            pool.storage[0].fill_(0xFF)
+
+    for spec in specs:
+        engine.submit(spec)
+    poison([])
+    assert_same_tokens(specs, plain, run(engine, poison))
+    assert engine.counters.preemptions > 0 and right_of(engine) > 10
+
+
 def test_what_lies_in_the_padding_slot_and_page_reaches_no_request(folder: Path) -> None:
     """Mixed batches, chunk ends, padding of windows and preempted requests, with NaN in slot 0 and
     page 0 before each step."""
@@ -353,15 +369,7 @@ def test_what_lies_in_the_padding_slot_and_page_reaches_no_request(folder: Path)
         canary=True,
     )
 
-    def poison(_: list[Event]) -> None:
-        for pool in (engine.states, engine.pages):
-            pool.storage[0].fill_(0xFF)
-
-    for spec in specs:
-        engine.submit(spec)
-    poison([])
-    assert_same_tokens(specs, plain, run(engine, poison))
-    assert engine.counters.preemptions > 0 and right_of(engine) > 10
+    assert_no_padding_is_read(engine, specs, plain)
 
 
 def test_layouts_with_the_layer_are_not_those_without(folder: Path) -> None:
